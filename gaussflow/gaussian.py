@@ -1,0 +1,188 @@
+"""Gaussians with a mean and a factor: the state of a mean-field Transformer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from gaussflow.arrays import as_real_array, is_concrete, shape_in_words
+from gaussflow.errors import InvalidInput
+from gaussflow.linalg import (
+    factor_of_covariance,
+    gram,
+    numerical_rank_of_factor,
+    psd_sqrt,
+    rank_tolerance,
+    require_square,
+    transpose,
+)
+
+
+class Gaussian(eqx.Module):
+    """The normal law N(μ, Σ), Σ = L Lᵀ, possibly singular.
+
+    Parameters
+    ----------
+    mean:
+        μ, shape (d,).
+    covariance:
+        Σ, shape (d, d), symmetric positive semidefinite. Concrete input is validated and factored with as many columns
+        as its numerical rank; a traced covariance (inside ``jit``, ``vmap`` or ``grad``) gets d columns.
+    factor:
+        L, shape (d, r), instead of ``covariance``; kept as given. Zero columns are allowed: r = 0 is a point.
+
+    Raises
+    ------
+    InvalidInput
+        for shapes that do not fit, NaN, complex numbers, or a covariance that is not symmetric positive semidefinite.
+    """
+
+    mean: Float[Array, "*batch d"]
+    factor: Float[Array, "*batch d r"]
+
+    def __init__(self, mean: Any, covariance: Any = None, *, factor: Any = None):
+        mean = as_real_array(mean, "mean")
+        if mean.ndim != 1:
+            raise InvalidInput("mean", got=shape_in_words(mean.shape), wanted="a vector of shape (d,)")
+        if (covariance is None) == (factor is None):
+            got = "neither" if covariance is None else "both"
+            raise InvalidInput("covariance", got=f"{got} of covariance and factor", wanted="exactly one of the two")
+        name = "covariance" if factor is None else "factor"
+        given = as_real_array(covariance if factor is None else factor, name)
+        if factor is None:
+            require_square(given, name)
+        elif given.ndim != 2:
+            raise InvalidInput(name, got=shape_in_words(given.shape), wanted="a matrix of shape (d, r)")
+        if given.shape[0] != mean.shape[0]:
+            raise InvalidInput(
+                name,
+                got=f"{shape_in_words(given.shape)} beside a mean of length {mean.shape[0]}",
+                wanted="the dimension of the mean",
+            )
+        if factor is None:
+            if is_concrete(given):
+                given = jnp.asarray(factor_of_covariance(_validation_view(covariance, given)), dtype=mean.dtype)
+            else:
+                given = psd_sqrt(given)
+        self.mean, self.factor = mean, given
+
+    @classmethod
+    def from_factor(cls, mean: Any, factor: Any) -> Gaussian:
+        """N(mean, L Lᵀ) from a factor L of shape (d, r); ranks r < d, and r = 0, are allowed."""
+        return cls(mean, factor=factor)
+
+    @classmethod
+    def from_samples(cls, samples: Any, *, ddof: int = 1) -> Gaussian:
+        """The Gaussian with the empirical mean and covariance of ``samples``, shape (n, d).
+
+        The factor comes from a singular value decomposition of the centred samples, never from a covariance matrix, so
+        small variances keep their digits. ``ddof`` as in :func:`numpy.cov` (1: unbiased). One sample gives a point.
+        """
+        x = as_real_array(samples, "samples")
+        if x.ndim != 2 or x.shape[0] == 0:
+            raise InvalidInput(
+                "samples",
+                got=shape_in_words(x.shape),
+                wanted="an array of shape (n, d) with one sample a row, n at least 1",
+            )
+        n = x.shape[0]
+        if not 0 <= ddof:
+            raise InvalidInput("ddof", got=str(ddof), wanted="0 or a positive integer")
+        mean = jnp.mean(x, axis=0)
+        centred = (x - mean) / jnp.sqrt(jnp.asarray(max(n - ddof, 1), x.dtype))
+        if not is_concrete(x):
+            return cls(mean, factor=transpose(jnp.linalg.qr(centred, mode="r")))
+        values = np.asarray(centred, dtype=np.float64)
+        # A constant column leaves rounding after centring; it is no variance.
+        noise = 4 * np.finfo(np.asarray(x).dtype).eps * np.max(np.abs(np.asarray(x)), axis=0, initial=0.0)
+        deviations = np.max(np.abs(values), axis=0, initial=0.0) * np.sqrt(max(n - ddof, 1))
+        scale = np.where(deviations > noise, np.linalg.norm(values, axis=0), 0.0)
+        seen = scale > 0
+        factor = np.zeros((x.shape[1], 0))
+        if seen.any():
+            _, singular, right = np.linalg.svd(values[:, seen] / scale[seen], full_matrices=False)
+            kept = singular > rank_tolerance(max(values.shape), np.asarray(x).dtype) * singular[0]
+            factor = np.zeros((x.shape[1], int(kept.sum())))
+            factor[seen] = scale[seen, None] * (right[kept].T * singular[kept])
+        return cls(mean, factor=factor)
+
+    @property
+    def dim(self) -> int:
+        """d, the dimension of a token."""
+        return self.mean.shape[-1]
+
+    @property
+    def rank(self) -> int:
+        """The number of columns of the factor, an upper bound on the rank known without looking at numbers."""
+        return self.factor.shape[-1]
+
+    def numerical_rank(self) -> int:
+        """The rank of the covariance, decided on the numbers (concrete values only)."""
+        return numerical_rank_of_factor(np.asarray(self.factor))
+
+    @property
+    def covariance(self) -> Float[Array, "*batch d d"]:
+        """Σ = L Lᵀ, exactly symmetric."""
+        return gram(self.factor)
+
+    @property
+    def covariance_chain(self) -> tuple[Array, ...]:
+        """Σ as a product of matrices, (L, Lᵀ), for operators that never form it."""
+        return (self.factor, transpose(self.factor))
+
+    def sample(self, key: Array, n: int) -> Float[Array, "n d"]:
+        """``n`` independent draws, shape (n, d)."""
+        noise = jax.random.normal(key, (n, self.rank), dtype=self.factor.dtype)
+        return self.mean + noise @ transpose(self.factor)
+
+    def __str__(self) -> str:
+        if not is_concrete(self.mean, self.factor) or self.mean.ndim != 1:
+            return f"Gaussian(mean {self.mean.shape}, factor {self.factor.shape})"
+        head = f"Gaussian in dimension {self.dim}, rank {self.rank}"
+        variances = np.sort(np.linalg.svd(np.asarray(self.factor), compute_uv=False) ** 2)[::-1]
+        return "\n".join(
+            [head, f"  mean         {_numbers(np.asarray(self.mean))}", f"  eigenvalues  {_numbers(variances)}"]
+        )
+
+
+class Moments(eqx.Module):
+    """Mean and dense covariance: a Gaussian as the covariance form carries it, without a factor."""
+
+    mean: Float[Array, "*batch d"]
+    covariance: Float[Array, "*batch d d"]
+
+    @property
+    def dim(self) -> int:
+        return self.mean.shape[-1]
+
+    @property
+    def factor(self) -> Float[Array, "*batch d d"]:
+        """A square factor, computed by an eigendecomposition: only kernels that need one pay for it."""
+        return psd_sqrt(self.covariance)
+
+    @property
+    def covariance_chain(self) -> tuple[Array, ...]:
+        return (self.covariance,)
+
+
+def _validation_view(original: Any, converted: Array) -> np.ndarray:
+    """The covariance in double precision: single-precision input is judged after the rounding it came with."""
+    array = np.asarray(original)
+    if array.dtype in (np.float32, np.float16):
+        eps = float(np.finfo(array.dtype).eps)
+        wide = array.astype(np.float64)
+        largest = np.max(np.abs(wide), initial=0.0)
+        if np.max(np.abs(wide - wide.T), initial=0.0) <= 8 * len(wide) * eps * largest:
+            wide = 0.5 * (wide + wide.T)
+        return wide
+    return array.astype(np.float64)
+
+
+def _numbers(values: np.ndarray, most: int = 6) -> str:
+    shown = "  ".join(f"{v:.5g}" for v in values[:most])
+    return shown + (f"  ... ({len(values)} in all)" if len(values) > most else "")

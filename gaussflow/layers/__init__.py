@@ -1,0 +1,1 @@
+"""What a layer does to a Gaussian."""
