@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from gaussflow.arrays import is_concrete
+from gaussflow.arrays import as_real_array, is_concrete
 from gaussflow.errors import InvalidInput
 from gaussflow.flow.run import Status
 from gaussflow.gaussian import Gaussian
@@ -108,10 +107,10 @@ class Trajectory(eqx.Module):
     outcome: Any
     blow_up_record: BlowUp
     stats: dict[str, Any]
+    start: Gaussian
     error_estimate: Float[Array, "*batch"] | None = None
     restart: Any = None
     method: str = eqx.field(static=True, default="factor")
-    rank: int = eqx.field(static=True, default=-1)
 
     @property
     def covariances(self) -> Float[Array, "*batch n d d"]:
@@ -133,11 +132,23 @@ class Trajectory(eqx.Module):
 
     @property
     def final(self) -> Gaussian:
-        """The last valid state."""
-        last = jnp.maximum(jnp.sum(self.valid, axis=-1) - 1, 0)
-        pick = lambda x: jnp.take_along_axis(x, last.reshape(last.shape + (1,) * (x.ndim - last.ndim)), last.ndim).squeeze(last.ndim)
-        factor = psd_sqrt(pick(self.saved_covariances)) if self.saved_factors is None else pick(self.saved_factors)
-        return _gaussian(pick(self.means), factor)
+        """The last valid state; the initial one if no save time was reached."""
+        if self.ts.shape[-1] == 0:
+            return self.start
+        if self.ts.ndim == 1 and is_concrete(self.valid) and np.asarray(self.valid).all():
+            return self[-1]
+        count = jnp.sum(self.valid, axis=-1)
+        last = jnp.maximum(count - 1, 0)
+
+        def pick(saved, initial):
+            index = last.reshape(last.shape + (1,) * (saved.ndim - last.ndim))
+            value = jnp.take_along_axis(saved, index, axis=last.ndim).squeeze(last.ndim)
+            return jnp.where((count > 0).reshape(count.shape + (1,) * (value.ndim - count.ndim)), value, initial)
+
+        mean = pick(self.means, self.start.mean)
+        if self.saved_factors is not None:
+            return _gaussian(mean, pick(self.saved_factors, self.start.factor))
+        return _gaussian(mean, psd_sqrt(pick(self.saved_covariances, self.start.covariance)))
 
     def __getitem__(self, index: int) -> Gaussian:
         """The state at one saved time."""
@@ -145,10 +156,97 @@ class Trajectory(eqx.Module):
             return _gaussian(self.means[index], psd_sqrt(self.saved_covariances[index]))
         return _gaussian(self.means[index], self.saved_factors[index])
 
+    def __call__(self, t: Any) -> Gaussian:
+        """The state at any time between the first and the last saved one (``dense=True``).
+
+        ``t`` may be an array of times, shape (m,); then mean and factor get a leading axis. Raises
+        :class:`InvalidInput` outside the saved interval, or without ``dense=True``.
+        """
+        if self.restart is None:
+            raise InvalidInput("t", got="a trajectory saved at points", wanted="one that can be evaluated anywhere",
+                               fix="pass dense=True to simulate")  # fmt: skip
+        t = as_real_array(t, "t")
+        if t.ndim > 1:
+            raise InvalidInput("t", got=f"shape {t.shape}", wanted="one time or a vector of times")
+        sign = jnp.where(self.ts[-1] >= self.ts[0], 1.0, -1.0)
+        last = self.ts[jnp.maximum(jnp.sum(self.valid) - 1, 0)]
+        if is_concrete(t, self.ts, self.valid):
+            outside = (sign * (t - self.ts[0]) < 0) | (sign * (t - last) > 0)
+            if bool(jnp.any(outside)):
+                first_bad = float(jnp.ravel(t)[int(jnp.argmax(jnp.ravel(outside)))])
+                raise InvalidInput(
+                    "t", got=f"{first_bad:g}", wanted=f"a time from {float(self.ts[0]):g} to {float(last):g}"
+                )
+        return _evaluate(self, t, sign)
+
+    def __str__(self) -> str:
+        return summary(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready numbers: how it ended, the blow-up, the final state, the statistics."""
+        final = self.final
+        return {
+            "outcome": outcome_label(self.outcome),
+            "method": self.method,
+            "cause": self.cause,
+            "t0": float(self.ts[0]) if self.ts.shape[0] else None,
+            "t_last": float(self.ts[-1]) if self.ts.shape[0] else None,
+            "points": int(self.ts.shape[0]),
+            "blow_up": None if self.blow_up is None else self.blow_up.to_dict(),
+            "final": {
+                "mean": np.asarray(final.mean).tolist(),
+                "eigenvalues": _eigenvalues(final).tolist(),
+                "rank": final.rank,
+            },
+            "error_estimate": None if self.error_estimate is None else float(self.error_estimate),
+            "stats": {key: int(np.asarray(value)) for key, value in self.stats.items()},
+        }
+
     @property
     def cause(self) -> str:
         """Why the integrator stopped, in words (host only)."""
         return Status.IN_WORDS[int(self.stats["status"])]
+
+
+def _eigenvalues(gaussian: Gaussian) -> np.ndarray:
+    return np.sort(np.linalg.svd(np.asarray(gaussian.factor, dtype=np.float64), compute_uv=False) ** 2)[::-1]
+
+
+def summary(trajectory: Trajectory) -> str:
+    """A few aligned lines on a single concrete trajectory; shapes for anything else."""
+    if trajectory.ts.ndim != 1 or not is_concrete(trajectory.ts, trajectory.means):
+        return f"Trajectory(ts {trajectory.ts.shape}, means {trajectory.means.shape}, method {trajectory.method})"
+    final = trajectory.final
+    rows = [("outcome", outcome_label(trajectory.outcome))]
+    if bool(trajectory.outcome == Outcome.FAILED):
+        rows.append(("cause", trajectory.cause))
+    if trajectory.blow_up is not None:
+        rows.append(("blow-up", str(trajectory.blow_up).removeprefix("blow-up at ")))
+    if trajectory.ts.shape[0]:
+        rows.append(("time", f"{float(trajectory.ts[0]):g} to {float(trajectory.ts[-1]):.10g}, {len(trajectory.ts)} points"))
+    rows.append(("final mean", in_short(np.asarray(final.mean))))
+    rows.append(("eigenvalues", in_short(_eigenvalues(final)) or "none: a point"))
+    rows.append(("method", f"{trajectory.method}, {int(trajectory.stats['steps'])} steps"))
+    if trajectory.error_estimate is not None:
+        rows.append(("error", f"about {float(trajectory.error_estimate):.1e} relative"))
+    head = f"Trajectory in dimension {final.dim}, rank {final.rank}"
+    return "\n".join([head, *(f"  {name:<12} {text}" for name, text in rows)])
+
+
+def in_short(values: np.ndarray, most: int = 6) -> str:
+    """The first numbers of a vector, to five digits."""
+    shown = "  ".join(f"{v:.5g}" for v in values[:most])
+    return shown + (f"  ... ({len(values)} in all)" if len(values) > most else "")
+
+
+@eqx.filter_jit
+def _evaluate(trajectory: Trajectory, t: Array, sign: Array) -> Gaussian:
+    def at(time):
+        earlier = trajectory.valid & (sign * (trajectory.ts - time) <= 0)
+        nearest = jnp.maximum(jnp.sum(earlier) - 1, 0)
+        return trajectory.restart(trajectory[nearest], trajectory.ts[nearest], time)
+
+    return at(t) if t.ndim == 0 else jax.vmap(at)(t)
 
 
 def _gaussian(mean, factor) -> Gaussian:

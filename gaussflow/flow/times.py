@@ -1,0 +1,68 @@
+"""When to save: checking requested times, and choosing them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from gaussflow.arrays import as_real_array, as_scalar, is_concrete, shape_in_words
+from gaussflow.errors import InvalidInput
+from gaussflow.layers.schedule import Constant, Schedule
+
+
+def check_interval(t0: Any, t1: Any, schedule: Schedule) -> tuple[Array, Array]:
+    """t0 and t1 as scalars, inside the schedule."""
+    t0, t1 = as_scalar(t0, "t0"), as_scalar(t1, "t1")
+    if not isinstance(schedule, Constant) and is_concrete(t0, t1, schedule.edges):
+        first, last = float(schedule.edges[0]), float(schedule.edges[-1])
+        for name, t in (("t0", float(t0)), ("t1", float(t1))):
+            if not first <= t <= last:
+                raise InvalidInput(
+                    name, got=f"{t:g}", wanted=f"a time inside the schedule, which runs from {first:g} to {last:g}"
+                )
+    return t0, t1
+
+
+def check_save_times(ts: Any, t0: Array, t1: Array) -> Float[Array, " n"]:
+    """Requested save times: in the direction of integration, between t0 and t1."""
+    times = as_real_array(ts, "ts")
+    if times.ndim != 1 or times.shape[0] == 0:
+        raise InvalidInput("ts", got=shape_in_words(times.shape), wanted="a non-empty vector of save times")
+    if is_concrete(times, t0, t1):
+        values, start, end = np.asarray(times), float(t0), float(t1)
+        direction = 1.0 if end >= start else -1.0
+        if np.any(direction * np.diff(values) < 0):
+            order = "increasing" if direction > 0 else "decreasing"
+            raise InvalidInput("ts", got="unsorted save times", wanted=f"{order} times", fix="sort them")
+        outside = (direction * (values - start) < 0) | (direction * (values - end) > 0)
+        if outside.any():
+            raise InvalidInput(
+                "ts",
+                got=f"{int(outside.sum())} times outside the run, first {values[outside][0]:g}",
+                wanted=f"times from t0 = {start:g} to t1 = {end:g}",
+                fix="move t1, or drop them",
+            )
+    return times
+
+
+def check_points(points: Any) -> int:
+    if isinstance(points, bool) or not isinstance(points, int | np.integer) or points < 1:
+        raise InvalidInput("points", got=repr(points), wanted="a positive integer")
+    return int(points)
+
+
+def even_times(t0: Array, t1: Array, points: int) -> Float[Array, " n"]:
+    """``points`` times from t0 to t1, both included and exact."""
+    if points == 1:
+        return jnp.reshape(t1, (1,))
+    fraction = jnp.linspace(0.0, 1.0, points, dtype=t0.dtype)
+    return (t0 + (t1 - t0) * fraction).at[-1].set(t1)
+
+
+def graded_times(t0: Array, blow_up: Array, points: int) -> Float[Array, " n"]:
+    """Times from t0 that crowd towards a blow-up like (t* - t) = (t* - t0)(1 - i/n)², and stay before it."""
+    fraction = jnp.arange(points, dtype=t0.dtype) / points
+    return blow_up - (blow_up - t0) * (1 - fraction) ** 2
