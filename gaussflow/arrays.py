@@ -69,15 +69,15 @@ def as_real_array(value: Any, argument: str, *, finite: bool = True) -> Array:
             wanted="finite real numbers",
             fix="remove or impute the missing values",
         )
-    converted = jnp.asarray(array, dtype=default_dtype())
-    if finite and array.size and not bool(np.all(np.isfinite(np.asarray(converted)))):
+    dtype = default_dtype()
+    if finite and array.size and np.max(np.abs(array)) > float(jnp.finfo(dtype).max):
         raise InvalidInput(
             argument,
             got=f"a value of size {np.max(np.abs(array)):.3g}",
             wanted="numbers that single precision can hold",
             fix='add jax.config.update("jax_enable_x64", True) at the start of the program',
         )
-    return converted
+    return jnp.asarray(array, dtype=dtype)
 
 
 def _complex(argument: str) -> InvalidInput:

@@ -78,7 +78,7 @@ def search_blow_up(
     sign = jnp.where(t1 >= t0, 1.0, -1.0).astype(t0.dtype)
     inner = edges[1:-1]
     forward, backward = (jnp.searchsorted(inner, t0, side=side) for side in ("right", "left"))
-    piece0 = jnp.where(sign > 0, forward, backward) if pieces > 1 else jnp.zeros((), int)
+    piece0 = jnp.where(sign > 0, forward, backward).astype(int) if pieces > 1 else jnp.zeros((), int)
     layer0 = schedule.layer_in_piece(piece0, t0)
     augmented = not layer0.autonomous
     columns = jnp.concatenate([factor, mean[:, None]], axis=1) if augmented else factor
@@ -150,7 +150,7 @@ def search_blow_up(
         def rate(_, y):
             return rates(schedule.layer_in_piece(s.piece, t0 + sign * y[-1]), y, alpha, gamma, lands)
 
-        trial = trial_step(rate, tableau, jnp.zeros(()), h, s.y, rate(None, s.y))
+        trial = trial_step(rate, tableau, jnp.zeros(()), h, s.y, rate(None, s.y), rolled=True)
         new = trial.state.at[-1].set(jnp.where(lands, target, trial.state[-1]))
         ratio = jax.lax.stop_gradient(trial.error / weights(s.y, new))
         # Largest and not mean error: each entry of l, u and t counts in any dimension.
@@ -248,5 +248,6 @@ def _matrix_bound(matrix: Array) -> Array:
     if matrix.ndim == 0:
         return jnp.abs(matrix)
     sums = jnp.abs(matrix)
-    one, infinity = jnp.max(jnp.sum(sums, axis=-2), axis=-1), jnp.max(jnp.sum(sums, axis=-1), axis=-1)
+    one = jnp.max(jnp.sum(sums, axis=-2), axis=-1, initial=0.0)
+    infinity = jnp.max(jnp.sum(sums, axis=-1), axis=-1, initial=0.0)
     return jnp.sqrt(one) * jnp.sqrt(infinity)

@@ -75,10 +75,12 @@ def integrate_explicit(
     inner = edges[1:-1]
     forward_piece = jnp.searchsorted(inner, t0, side="right")
     backward_piece = jnp.searchsorted(inner, t0, side="left")
-    piece0 = jnp.where(sign > 0, forward_piece, backward_piece) if pieces > 1 else jnp.zeros((), int)
+    piece0 = jnp.where(sign > 0, forward_piece, backward_piece).astype(int) if pieces > 1 else jnp.zeros((), int)
 
     at_start = jnp.sum(sign * (ts - t0) <= 0)
-    saved0 = jnp.broadcast_to(y0, (ts.shape[0], *y0.shape))
+    # A buffer that is written once an entry: its first values must carry no derivative.
+    saved0 = jnp.zeros((ts.shape[0], *y0.shape), y0.dtype)
+    rolled = kind == "checkpointed"
     slope0 = rate_in(piece0)(t0, y0)
     if step is None:
         weights = form.weights(y0, y0, rtol, atol) / rtol
@@ -101,7 +103,7 @@ def integrate_explicit(
 
         rate = rate_in(s.piece)
         first = s.slope if reuse_slope else rate(s.t, s.y)
-        trial = trial_step(rate, tableau, s.t, h, s.y, first)
+        trial = trial_step(rate, tableau, s.t, h, s.y, first, rolled=rolled)
 
         if step is None:
             error = scaled_error(trial.error, form.weights(s.y, trial.state, rtol, atol))
@@ -154,11 +156,12 @@ def integrate_explicit(
     zero = jnp.zeros((), int)
     status0 = jnp.where(t0 == t1, Status.REACHED_END, RUNNING)
     start = _State(t0, h0, y0, slope0, piece0, at_start, saved0, zero, zero, zero, zero, status0)
-    end = bounded_loop(lambda s: s.status == RUNNING, body, start, max_steps, kind, buffers=lambda s: s.saved)
-    # Entries that were not reached repeat the last valid state.
-    reached = jnp.arange(ts.shape[0]) < end.next_save
-    last = end.saved[jnp.maximum(end.next_save - 1, 0)]
-    saved = jnp.where(reached[:, None, None], end.saved, jnp.where(end.next_save > 0, last, y0))
+    buffers = (lambda s: s.saved) if ts.shape[0] > 1 else None
+    end = bounded_loop(lambda s: s.status == RUNNING, body, start, max_steps, kind, buffers=buffers)
+    # Entries at the start are the start; those that were not reached repeat the last valid state.
+    index = jnp.arange(ts.shape[0])[:, None, None]
+    last = jnp.where(end.next_save > at_start, end.saved[jnp.maximum(end.next_save - 1, 0)], y0)
+    saved = jnp.where(index < at_start, y0, jnp.where(index < end.next_save, end.saved, last))
     evaluations = 1 + end.steps * (tableau.stages - 1 if reuse_slope else tableau.stages)
     return Run(saved, end.next_save, end.t, end.y, end.status, end.steps, end.rejected, evaluations)
 

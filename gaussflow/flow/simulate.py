@@ -456,27 +456,31 @@ def _check_choice(argument: str, value: Any, choices: tuple[str, ...]) -> None:
 
 
 def check_tolerances(rtol: Any, atol: Any) -> tuple[Array, Array]:
-    dtype = default_dtype()
-    single = dtype == jnp.float32
-    given = rtol is not None
-    rtol = as_scalar((1e-5 if single else 1e-8) if rtol is None else rtol, "rtol")
-    if is_concrete(rtol):
-        least = 1e-5 if single else 1e-13
-        value = float(rtol)
-        if given and not value > 0:
-            raise InvalidInput("rtol", got=f"{value:g}", wanted="a positive tolerance")
-        if given and value < least * (1 - 1e-6):
-            fix = 'add jax.config.update("jax_enable_x64", True) at the start of the program' if single else ""
-            name = "single" if single else "double"
-            raise InvalidInput("rtol", got=f"{value:g}", wanted=f"at least {least:g}, what {name} precision reaches", fix=fix)
-        if value > 0.1:
-            raise InvalidInput("rtol", got=f"{value:g}", wanted="at most 0.1")
+    single = default_dtype() == jnp.float32
+    if rtol is None:
+        rtol = 1e-5 if single else 1e-8
+    elif is_concrete(rtol):
+        _check_tolerance(as_scalar(rtol, "rtol"), 1e-5 if single else 1e-13, single)
     if atol is None:
-        return rtol, np.multiply(ABSOLUTE_SHARE, rtol) if is_concrete(rtol) else ABSOLUTE_SHARE * rtol
-    atol = as_scalar(atol, "atol")
-    if is_concrete(atol) and float(atol) < 0:
-        raise InvalidInput("atol", got=f"{float(atol):g}", wanted="zero or a positive tolerance")
-    return rtol, atol
+        return as_scalar(rtol, "rtol"), as_scalar(ABSOLUTE_SHARE * rtol, "atol")
+    if is_concrete(atol) and not np.all(np.asarray(atol) >= 0):
+        raise InvalidInput("atol", got=str(atol), wanted="zero or a positive tolerance")
+    return as_scalar(rtol, "rtol"), as_scalar(atol, "atol")
+
+
+def _check_tolerance(rtol: Array, least: float, single: bool) -> None:
+    value = float(np.asarray(rtol)) if is_concrete(rtol) else least
+    if not value > 0:
+        raise InvalidInput("rtol", got=f"{value:g}", wanted="a positive tolerance")
+    if value < least * (1 - 1e-6):
+        raise InvalidInput(
+            "rtol",
+            got=f"{value:g}",
+            wanted=f"at least {least:g}, what {'single' if single else 'double'} precision reaches",
+            fix='add jax.config.update("jax_enable_x64", True) at the start of the program' if single else "",
+        )
+    if value > 0.1:
+        raise InvalidInput("rtol", got=f"{value:g}", wanted="at most 0.1")
 
 
 def _check_step(step: Any) -> Array | None:
