@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -35,6 +36,11 @@ def as_real_array(value: Any, argument: str, *, finite: bool = True) -> Array:
     Integers and booleans are converted and lower precision is promoted. Raises :class:`InvalidInput` for anything that
     is not numbers, for complex numbers, and (concrete values only) for NaN or infinite entries when ``finite``.
     """
+    return jnp.asarray(as_host_array(value, argument, finite=finite))
+
+
+def as_host_array(value: Any, argument: str, *, finite: bool = True) -> Any:
+    """As :func:`as_real_array`, but concrete values stay NumPy arrays: a compiled function takes them at no extra cost."""
     if isinstance(value, jax.core.Tracer):
         if jnp.issubdtype(value.dtype, jnp.complexfloating):
             raise _complex(argument)
@@ -43,7 +49,7 @@ def as_real_array(value: Any, argument: str, *, finite: bool = True) -> Array:
         array = np.asarray(value)
     except (TypeError, ValueError):
         if not is_concrete(value):  # a nested list that holds tracers
-            return as_real_array(jnp.asarray(value), argument, finite=finite)
+            return as_host_array(jnp.asarray(value), argument, finite=finite)
         raise InvalidInput(
             argument,
             got="rows of different lengths",
@@ -54,7 +60,7 @@ def as_real_array(value: Any, argument: str, *, finite: bool = True) -> Array:
         raise _complex(argument)
     if array.dtype == object or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
         if not is_concrete(value):
-            return as_real_array(jnp.asarray(value), argument, finite=finite)
+            return as_host_array(jnp.asarray(value), argument, finite=finite)
         if not jnp.issubdtype(array.dtype, np.number):  # also admits bfloat16 and its kin
             shown = type(value).__name__ if array.dtype == object else f"entries of type {array.dtype}"
             raise InvalidInput(argument, got=shown, wanted="real numbers", fix="pass numbers or an array of them")
@@ -77,16 +83,21 @@ def as_real_array(value: Any, argument: str, *, finite: bool = True) -> Array:
             wanted="numbers that single precision can hold",
             fix='add jax.config.update("jax_enable_x64", True) at the start of the program',
         )
-    return jnp.asarray(array, dtype=dtype)
+    return array.astype(dtype)
 
 
 def _complex(argument: str) -> InvalidInput:
     return InvalidInput(argument, got="complex numbers", wanted="real numbers", fix="take the real part, if that is meant")
 
 
-def as_scalar(value: Any, argument: str, *, finite: bool = True) -> Array:
-    """``value`` as a real scalar array; refuses anything with axes."""
-    array = as_real_array(value, argument, finite=finite)
-    if array.shape != ():
-        raise InvalidInput(argument, got=shape_in_words(array.shape), wanted="one number")
-    return array
+def as_number(value: Any, argument: str, *, finite: bool = True) -> Any:
+    """``value`` as one real number of the default precision: a NumPy scalar, or the tracer it is.
+
+    Numbers stay on the host until a compiled function takes them.
+    """
+    if type(value) is float and math.isfinite(value):
+        return np.asarray(value, dtype=default_dtype())
+    number = as_host_array(value, argument, finite=finite)
+    if number.shape != ():
+        raise InvalidInput(argument, got=shape_in_words(number.shape), wanted="one number")
+    return number

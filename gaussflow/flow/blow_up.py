@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from gaussflow.arrays import as_scalar, is_concrete
+from gaussflow.arrays import as_number, is_concrete
 from gaussflow.errors import InvalidInput, NumericalFailure
 from gaussflow.flow import kernels
 from gaussflow.flow.compactified import BLOW_UP
@@ -68,7 +68,7 @@ def blow_up_time(
     check_gaussian(gaussian, schedule)
     if method not in ("auto", "exact", "compactified"):
         raise InvalidInput("method", got=repr(method), wanted="auto, exact or compactified")
-    t0, horizon = as_scalar(t0, "t0"), as_scalar(horizon, "horizon", finite=False)
+    t0, horizon = as_number(t0, "t0"), as_number(horizon, "horizon", finite=False)
     if is_concrete(horizon) and np.isnan(float(horizon)):
         raise InvalidInput("horizon", got="nan", wanted="a length of time")
     t1 = jnp.clip(t0 + horizon, schedule.edges[0], schedule.edges[-1])

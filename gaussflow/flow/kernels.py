@@ -38,10 +38,10 @@ class Problem(NamedTuple):
     schedule: Schedule
     mean: Array
     factor: Array
-    t0: Array
-    t1: Array
-    rtol: Array
-    atol: Array
+    t0: Any
+    t1: Any
+    rtol: Any
+    atol: Any
 
 
 class Settings(NamedTuple):
@@ -78,9 +78,9 @@ def _whole(problem: Problem, rest: Any) -> Problem:
 def explicit(
     problem: Problem,
     rest: Any,
-    ts: Array | None,
-    end: Array | None,
-    step: Array | None,
+    ts: Any,
+    end: Any,
+    step: Any,
     *,
     settings: Settings,
     form_name: str,
@@ -151,9 +151,9 @@ def search(problem: Problem, rest: Any, *, settings: Settings) -> tuple[Search, 
 
 def stiff(
     problem: Problem,
-    ts: Array | None,
-    end: Array | None,
-    step: Array | None,
+    ts: Any,
+    end: Any,
+    step: Any,
     *,
     rest: Any,
     settings: Settings,
@@ -199,7 +199,7 @@ def exact(
     value: Array,
     b: Array,
     problem: Problem,
-    ts: Array | None,
+    ts: Any,
     *,
     settings: Settings,
     moves: bool,

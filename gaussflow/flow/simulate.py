@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from gaussflow.arrays import as_scalar, default_dtype, is_concrete
+from gaussflow.arrays import as_number, default_dtype, is_concrete
 from gaussflow.errors import InvalidInput
 from gaussflow.flow import kernels
 from gaussflow.flow.kernels import Problem, Saved, Settings
@@ -19,7 +19,7 @@ from gaussflow.flow.run import Status
 from gaussflow.flow.tableau import tableau_of
 from gaussflow.flow.times import check_interval, check_points, check_save_times, even_times, graded_times
 from gaussflow.flow.trajectory import BlowUp, Outcome, Trajectory
-from gaussflow.gaussian import Gaussian
+from gaussflow.gaussian import Gaussian, assembled
 from gaussflow.layers.field import MeanFieldLayer
 from gaussflow.layers.parameters import Parameters
 from gaussflow.layers.schedule import Constant, Schedule, as_schedule
@@ -70,8 +70,8 @@ def simulate(
         ``"covariance"`` integrates Σ, O(d³) a step; ``"factor"`` integrates L with Σ = L Lᵀ, O(d²r), rank and
         positive semidefiniteness by construction; ``"exact"`` is the closed form for constant parameters with V = vI;
         ``"stiff"`` is an implicit L-stable method. ``"auto"`` takes the closed form where it applies; else the factor
-        form if the rank is below d, the covariance is ill-conditioned or becomes so, or values are traced (under
-        ``jit``, ``vmap``, ``grad``); else the covariance form; and goes over to ``"stiff"`` when explicit steps turn
+        form if the rank is below d, the covariance ends ill-conditioned, or values are traced (under ``jit``, ``vmap``,
+        ``grad``); else the covariance form; and goes over to ``"stiff"`` when explicit steps turn
         out to be limited by stability (not where values are traced).
     solver:
         an explicit Runge–Kutta solver of diffrax or its name ("dopri8" by default; "tsit5", "dopri5", "bosh3", "heun",
@@ -128,12 +128,12 @@ def simulate(
     explicit_only = solver is not None or fixed_step
     form = _choose_form(method, schedule, gaussian, concrete, explicit_only)
     run = _run_concrete if concrete else _run_traced
-    trajectory = run(problem, settings, form, ts, step, auto=method == "auto" and not explicit_only)
+    trajectory = run(gaussian, problem, settings, form, ts, step, auto=method == "auto" and not explicit_only)
     if error:
         finer = problem._replace(rtol=0.5 * problem.rtol, atol=0.5 * atol)
         half = None if step is None else 0.5 * step
         wide = settings._replace(points=None, max_steps=2 * settings.max_steps)
-        other = run(finer, wide, trajectory.method, trajectory.ts, half, auto=False)
+        other = run(gaussian, finer, wide, trajectory.method, trajectory.ts, half, auto=False)
         estimate = _difference(trajectory, other, settings.tableau.order if fixed_step else 1)
         trajectory = eqx.tree_at(lambda t: t.error_estimate, trajectory, estimate, is_leaf=lambda x: x is None)
     if dense:
@@ -161,17 +161,16 @@ class Restart(eqx.Module):
 
 
 def _run_concrete(
-    problem: Problem, settings: Settings, form: str, ts: Array | None, step: Array | None, *, auto: bool
+    start: Gaussian, problem: Problem, settings: Settings, form: str, ts: Any, step: Any, *, auto: bool
 ) -> Trajectory:
     """Decide on the host, from run to run, what the next one has to be."""
-    start = Gaussian(problem.mean, factor=problem.factor)
     if form == "exact":
         return _assemble_exact(start, kernels.exact_jit(*_exact_inputs(problem, ts), settings=settings, moves=_moves(problem)), trim=True)
     arrays, rest = kernels.halves(problem.schedule)
     problem = problem._replace(schedule=arrays)
     can_blow_up = may_blow_up(eqx.combine(arrays, rest) if rest is not None else arrays, problem.t0)
 
-    def attempt(form: str, ts: Array | None, end: Array | None = None, *, watch: bool, detect: bool = False) -> Saved:
+    def attempt(form: str, ts: Any, end: Any = None, *, watch: bool, detect: bool = False) -> Saved:
         if form == "stiff":
             return kernels.stiff_jit(problem, ts, end, step, rest=rest, settings=settings, watch=watch)
         return kernels.explicit_jit(
@@ -226,10 +225,9 @@ def _run_concrete(
 
 
 def _run_traced(
-    problem: Problem, settings: Settings, form: str, ts: Array | None, step: Array | None, *, auto: bool
+    start: Gaussian, problem: Problem, settings: Settings, form: str, ts: Any, step: Any, *, auto: bool
 ) -> Trajectory:
     """One graph for all cases: first search for a blow-up, then integrate as far as there is something to integrate."""
-    start = Gaussian(problem.mean, factor=problem.factor)
     if form == "exact":
         return _assemble_exact(start, kernels.exact(*_exact_inputs(problem, ts), settings=settings, moves=_moves(problem)), trim=False)
     times = even_times(problem.t0, problem.t1, settings.points or 1) if ts is None else ts
@@ -278,7 +276,7 @@ def closed_form_inputs(problem: Problem) -> tuple[Array, Array, Array, Array, Ar
     return A, v, B, layer.heads * v, b
 
 
-def _exact_inputs(problem: Problem, ts: Array | None):
+def _exact_inputs(problem: Problem, ts: Any):
     return (*closed_form_inputs(problem), problem._replace(schedule=None), ts)  # type: ignore[arg-type]
 
 
@@ -305,7 +303,8 @@ def _assemble(
     stats = {
         "steps": run.steps, "rejected": run.rejected, "evaluations": run.evaluations, "status": run.status
     }  # fmt: skip
-    return Trajectory(
+    return assembled(
+        Trajectory,
         ts=ts,
         means=means,
         saved_factors=rest if form_kept in ("factor", "exact") else None,
@@ -315,6 +314,8 @@ def _assemble(
         blow_up_record=no_blow_up(start) if blow_up is None else blow_up,
         stats=stats,
         start=start,
+        error_estimate=None,
+        restart=None,
         method=form,
     )
 
@@ -398,16 +399,16 @@ def _ratio(numerator: Array, denominator: Array) -> Array:
     return numerator / jnp.where(denominator > 0, denominator, 1.0)
 
 
-def may_blow_up(schedule: Schedule, t0: Array) -> bool:
+def may_blow_up(schedule: Schedule, t0: Any) -> bool:
     return _layer_shape(schedule, t0).growth == "linear"
 
 
-def _autonomous(arrays: Schedule, rest: Any, t0: Array) -> bool:
+def _autonomous(arrays: Schedule, rest: Any, t0: Any) -> bool:
     schedule = arrays if rest is None else eqx.combine(arrays, rest)
     return _layer_shape(schedule, t0).autonomous
 
 
-def _layer_shape(schedule: Schedule, t0: Array) -> MeanFieldLayer:
+def _layer_shape(schedule: Schedule, t0: Any) -> MeanFieldLayer:
     """A layer of the schedule, for what it declares about itself."""
     return schedule.layer if isinstance(schedule, Constant) else schedule.layer_in_piece(0, t0)
 
@@ -423,14 +424,7 @@ def _choose_form(method: str, schedule: Schedule, gaussian: Gaussian, concrete: 
             raise InvalidInput("method", got=f"'exact' with {got}", wanted="constant parameters with V = vI", fix=fix)
     if method != "auto":
         return method
-    if gaussian.rank != gaussian.dim or not concrete:
-        return "factor"
-    return "covariance" if _well_conditioned(_dense(gaussian), 1e-9) else "factor"
-
-
-def _dense(gaussian: Gaussian) -> np.ndarray:
-    factor = np.asarray(gaussian.factor)
-    return factor @ factor.T
+    return "covariance" if concrete and gaussian.rank == gaussian.dim else "factor"
 
 
 def check_gaussian(gaussian: Any, schedule: Schedule) -> None:
@@ -455,20 +449,20 @@ def _check_choice(argument: str, value: Any, choices: tuple[str, ...]) -> None:
         raise InvalidInput(argument, got=repr(value), wanted=f"one of {', '.join(choices)}")
 
 
-def check_tolerances(rtol: Any, atol: Any) -> tuple[Array, Array]:
+def check_tolerances(rtol: Any, atol: Any) -> tuple[Any, Any]:
     single = default_dtype() == jnp.float32
     if rtol is None:
         rtol = 1e-5 if single else 1e-8
     elif is_concrete(rtol):
-        _check_tolerance(as_scalar(rtol, "rtol"), 1e-5 if single else 1e-13, single)
+        _check_tolerance(as_number(rtol, "rtol"), 1e-5 if single else 1e-13, single)
     if atol is None:
-        return as_scalar(rtol, "rtol"), as_scalar(ABSOLUTE_SHARE * rtol, "atol")
+        return as_number(rtol, "rtol"), as_number(ABSOLUTE_SHARE * rtol, "atol")
     if is_concrete(atol) and not np.all(np.asarray(atol) >= 0):
         raise InvalidInput("atol", got=str(atol), wanted="zero or a positive tolerance")
-    return as_scalar(rtol, "rtol"), as_scalar(atol, "atol")
+    return as_number(rtol, "rtol"), as_number(atol, "atol")
 
 
-def _check_tolerance(rtol: Array, least: float, single: bool) -> None:
+def _check_tolerance(rtol: Any, least: float, single: bool) -> None:
     value = float(np.asarray(rtol)) if is_concrete(rtol) else least
     if not value > 0:
         raise InvalidInput("rtol", got=f"{value:g}", wanted="a positive tolerance")
@@ -483,16 +477,16 @@ def _check_tolerance(rtol: Array, least: float, single: bool) -> None:
         raise InvalidInput("rtol", got=f"{value:g}", wanted="at most 0.1")
 
 
-def _check_step(step: Any) -> Array | None:
+def _check_step(step: Any) -> Any:
     if step is None:
         return None
-    step = as_scalar(step, "step")
+    step = as_number(step, "step")
     if is_concrete(step) and not float(step) > 0:
         raise InvalidInput("step", got=f"{float(step):g}", wanted="a positive step size")
     return step
 
 
-def _step_limit(max_steps: Any, step: Array | None, t0: Array, t1: Array) -> int:
+def _step_limit(max_steps: Any, step: Any, t0: Any, t1: Any) -> int:
     if max_steps is None:
         if step is not None and is_concrete(step, t0, t1):
             needed = math.ceil(abs(float(t1) - float(t0)) / float(step)) + 64

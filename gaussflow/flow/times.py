@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from gaussflow.arrays import as_real_array, as_scalar, is_concrete, shape_in_words
+from gaussflow.arrays import as_host_array, as_number, is_concrete, shape_in_words
 from gaussflow.errors import InvalidInput
 from gaussflow.layers.schedule import Constant, Schedule
 
 
-def check_interval(t0: Any, t1: Any, schedule: Schedule) -> tuple[Array, Array]:
+def check_interval(t0: Any, t1: Any, schedule: Schedule) -> tuple[Any, Any]:
     """t0 and t1 as scalars, inside the schedule."""
-    t0, t1 = as_scalar(t0, "t0"), as_scalar(t1, "t1")
+    t0, t1 = as_number(t0, "t0"), as_number(t1, "t1")
     if not isinstance(schedule, Constant) and is_concrete(t0, t1, schedule.edges):
         first, last = float(schedule.edges[0]), float(schedule.edges[-1])
         for name, t in (("t0", float(t0)), ("t1", float(t1))):
@@ -26,9 +26,9 @@ def check_interval(t0: Any, t1: Any, schedule: Schedule) -> tuple[Array, Array]:
     return t0, t1
 
 
-def check_save_times(ts: Any, t0: Array, t1: Array) -> Float[Array, " n"]:
+def check_save_times(ts: Any, t0: Any, t1: Any) -> Any:
     """Requested save times: in the direction of integration, between t0 and t1."""
-    times = as_real_array(ts, "ts")
+    times = as_host_array(ts, "ts")
     if times.ndim != 1 or times.shape[0] == 0:
         raise InvalidInput("ts", got=shape_in_words(times.shape), wanted="a non-empty vector of save times")
     if is_concrete(times, t0, t1):

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from gaussflow.arrays import as_real_array, is_concrete
 from gaussflow.errors import InvalidInput
 from gaussflow.flow.run import Status
-from gaussflow.gaussian import Gaussian
+from gaussflow.gaussian import Gaussian, assembled
 from gaussflow.linalg import gram, psd_sqrt
 
 
@@ -148,14 +148,14 @@ class Trajectory(eqx.Module):
 
         mean = pick(self.means, self.start.mean)
         if self.saved_factors is not None:
-            return _gaussian(mean, pick(self.saved_factors, self.start.factor))
-        return _gaussian(mean, psd_sqrt(pick(self.saved_covariances, self.start.covariance)))
+            return assembled(Gaussian, mean=mean, factor=pick(self.saved_factors, self.start.factor))
+        return assembled(Gaussian, mean=mean, factor=psd_sqrt(pick(self.saved_covariances, self.start.covariance)))
 
     def __getitem__(self, index: int) -> Gaussian:
         """The state at one saved time."""
         if self.saved_factors is None:
-            return _gaussian(self.means[index], psd_sqrt(self.saved_covariances[index]))
-        return _gaussian(self.means[index], self.saved_factors[index])
+            return assembled(Gaussian, mean=self.means[index], factor=psd_sqrt(self.saved_covariances[index]))
+        return assembled(Gaussian, mean=self.means[index], factor=self.saved_factors[index])
 
     def __call__(self, t: Any) -> Gaussian:
         """The state at any time between the first and the last saved one (``dense=True``).
@@ -248,10 +248,3 @@ def _evaluate(trajectory: Trajectory, t: Array, sign: Array) -> Gaussian:
         return trajectory.restart(trajectory[nearest], trajectory.ts[nearest], time)
 
     return at(t) if t.ndim == 0 else jax.vmap(at)(t)
-
-
-def _gaussian(mean, factor) -> Gaussian:
-    gaussian = object.__new__(Gaussian)
-    object.__setattr__(gaussian, "mean", mean)
-    object.__setattr__(gaussian, "factor", factor)
-    return gaussian

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from gaussflow.arrays import is_concrete, shape_in_words
 from gaussflow.errors import InvalidInput
+from gaussflow.gaussian import assembled
 from gaussflow.layers.attention import SoftmaxAttention, as_heads, check_heads
 from gaussflow.layers.feedforward import AffineFeedForward, as_bias, as_matrix
 from gaussflow.layers.field import AffineField, MeanFieldLayer, State
@@ -120,11 +121,11 @@ class Parameters(MeanFieldLayer):
 
     @property
     def attention(self) -> SoftmaxAttention:
-        return _assemble(SoftmaxAttention, B=self.B, V=self.V)
+        return assembled(SoftmaxAttention, B=self.B, V=self.V)
 
     @property
     def feedforward(self) -> AffineFeedForward:
-        return _assemble(AffineFeedForward, A=self.A, b=self.b)
+        return assembled(AffineFeedForward, A=self.A, b=self.b)
 
     @property
     def growth(self) -> str:
@@ -151,6 +152,8 @@ class Parameters(MeanFieldLayer):
         if not is_concrete(self.V):
             return None
         values = np.asarray(self.V)
+        if np.count_nonzero(values) > values.size // max(values.shape[-1], 1):
+            return None
         v = values.reshape(-1)[0] if values.size else 0.0
         same = np.array_equal(values, np.broadcast_to(v * np.eye(values.shape[-1]), values.shape))
         return jnp.asarray(v, self.V.dtype) if same else None
@@ -162,11 +165,3 @@ class Parameters(MeanFieldLayer):
             if x is not None
         )
         return f"Parameters in dimension {self.dim if self.dim is not None else 'any'}: {shapes}"
-
-
-def _assemble(kind, **fields):
-    """An instance of a module from arrays that were validated before: no second look at their numbers."""
-    module = object.__new__(kind)
-    for name, value in fields.items():
-        object.__setattr__(module, name, value)
-    return module

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from gaussflow.arrays import as_real_array, is_concrete, shape_in_words
 from gaussflow.errors import InvalidInput
+from gaussflow.gaussian import assembled
 from gaussflow.layers.field import MeanFieldLayer
 from gaussflow.layers.stacking import stack
 
@@ -148,7 +149,7 @@ def as_schedule(layer: MeanFieldLayer | Schedule | Callable[[Any], MeanFieldLaye
     if isinstance(layer, Schedule):
         return layer
     if isinstance(layer, MeanFieldLayer):
-        return Constant(layer)
+        return assembled(Constant, layer=layer)
     if callable(layer):
         return TimeVarying(layer)
     raise InvalidInput("parameters", got=type(layer).__name__, wanted="Parameters, a layer, a schedule, or a function of time")
