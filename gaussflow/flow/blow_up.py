@@ -76,13 +76,14 @@ def blow_up_time(
     concrete = is_concrete(schedule, gaussian, t0, t1, rtol)
     kind = "lax" if concrete or differentiate == "forward" else "checkpointed"
     settings = Settings(1, tableau_of("dopri8"), False, max_steps or MAX_STEPS, kind)
-    problem = Problem(schedule, gaussian.mean, gaussian.factor, t0, t1, LOCAL_SHARE * rtol, atol)
+    t0, t1, rtol, atol = (jnp.asarray(x) for x in (t0, t1, LOCAL_SHARE * rtol, atol))
+    problem = Problem(schedule, gaussian.mean, gaussian.factor, t0, t1, rtol, atol)
     closed = method != "compactified" and has_closed_form(schedule)
     if method == "exact" and not closed:
         raise InvalidInput("method", got="'exact'", wanted="constant parameters with V = vI for the closed form")
     if closed:
         run = kernels.exact_blow_up_jit if concrete else kernels.exact_blow_up
-        record = run(*closed_form_inputs(problem)[:3], problem._replace(schedule=None), kind=kind)
+        record = run(*closed_form_inputs(problem), problem._replace(schedule=None), kind=kind)
     elif not may_blow_up(schedule, t0):
         record = no_blow_up(gaussian)
     else:

@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from gaussflow.flow.compactified import Search, growth_scales, search_blow_up
 from gaussflow.flow.exact import exact_blow_up as find_exact_blow_up
-from gaussflow.flow.exact import exact_factors, exact_means
+from gaussflow.flow.exact import exact_factors
 from gaussflow.flow.explicit import integrate_explicit
 from gaussflow.flow.forms import FORMS
 from gaussflow.flow.run import Run, Status
@@ -185,10 +185,9 @@ def stiff(
 
 def exact_blow_up(A: Array, v: Array, B: Array, problem: Problem, *, kind: str) -> BlowUp:
     """The blow-up time of the closed form, V = vI."""
-    del kind
     sign = jnp.where(problem.t1 >= problem.t0, 1.0, -1.0)
     Q = sign * v * (B + transpose(B))
-    end = find_exact_blow_up(sign * A, Q, problem.factor, jnp.abs(problem.t1 - problem.t0))
+    end = find_exact_blow_up(sign * A, Q, problem.factor, jnp.abs(problem.t1 - problem.t0), kind=kind)
     return BlowUp(problem.t0 + sign * end.time, end.error, end.factor, end.found)
 
 
@@ -196,15 +195,13 @@ def exact(
     A: Array,
     v: Array,
     B: Array,
-    value: Array,
-    b: Array,
     problem: Problem,
     ts: Any,
     *,
     settings: Settings,
     moves: bool,
 ) -> tuple[Saved, BlowUp]:
-    """The closed form for V = vI; ``value`` is V summed over heads, and without ``moves`` the mean stays zero."""
+    """The closed form for V = vI, as from :func:`closed_form_inputs`; without ``moves`` the mean stays zero."""
     blow_up = exact_blow_up(A, v, B, problem, kind=settings.kind)
     t0, t1 = problem.t0, problem.t1
     sign = jnp.where(t1 >= t0, 1.0, -1.0)
@@ -215,15 +212,28 @@ def exact(
     valid, times = times_before(blow_up, t0, sign, ts)
     elapsed = jnp.abs(times - t0)
     Q = sign * v * (B + transpose(B))
-    factors = exact_factors(sign * A, Q, problem.factor, elapsed)
+    factors = exact_factors(sign * A, Q, problem.factor, elapsed, kind=settings.kind)
     means = jnp.zeros((ts.shape[0], A.shape[0]), A.dtype)
-    if moves:
-        means = exact_means(
-            sign * A, sign * v, B, sign * b, problem.mean, problem.factor, elapsed, rtol=problem.rtol
-        )
     zero = jnp.zeros((), int)
     run = Run(None, jnp.sum(valid), t1, None, jnp.asarray(Status.REACHED_END), zero, zero, zero)
-    return Saved(ts, means, factors, valid, run), blow_up
+    if moves:
+        # A linear equation along Σ(t), without a closed form of its own unless B, Σ and A commute.
+        form = FORMS["covariance" if problem.factor.shape[0] == problem.factor.shape[1] else "factor"]
+        run = integrate_explicit(
+            form,
+            settings.tableau,
+            problem.schedule,
+            form.pack(problem.mean, problem.factor),
+            t0,
+            jnp.where(blow_up.found, times[-1], t1),
+            times,
+            rtol=problem.rtol,
+            atol=problem.atol,
+            max_steps=settings.max_steps,
+            kind=settings.kind,
+        )
+        means = form.split(run.saved)[0]
+    return Saved(ts, means, factors, valid, run._replace(saved=None)), blow_up
 
 
 def times_before(blow_up: BlowUp, t0: Array, sign: Array, ts: Array) -> tuple[Array, Array]:

@@ -165,7 +165,9 @@ def _run_concrete(
 ) -> Trajectory:
     """Decide on the host, from run to run, what the next one has to be."""
     if form == "exact":
-        return _assemble_exact(start, kernels.exact_jit(*_exact_inputs(problem, ts), settings=settings, moves=_moves(problem)), trim=True)
+        inputs = closed_form_inputs(problem)
+        result = kernels.exact_jit(*inputs, problem, ts, settings=settings, moves=_moves(problem))
+        return _assemble_exact(start, result, trim=True)
     arrays, rest = kernels.halves(problem.schedule)
     problem = problem._replace(schedule=arrays)
     can_blow_up = may_blow_up(eqx.combine(arrays, rest) if rest is not None else arrays, problem.t0)
@@ -197,16 +199,17 @@ def _run_concrete(
     if not can_blow_up:
         return _assemble(start, saved, form, Outcome.FAILED, None, trim=True)
 
+    problem = problem._replace(t0=jnp.asarray(problem.t0), t1=jnp.asarray(problem.t1))
     found, error = kernels.search_jit(problem, rest, settings=settings)
     if bool(np.asarray(found.found)):
         blow_up = BlowUp(found.time, error, found.factor, found.found)
         if ts is None:
             ts = graded_times(problem.t0, found.time, settings.points or 1)
         sign = jnp.where(problem.t1 >= problem.t0, 1.0, -1.0)
-        valid, times = kernels.times_before(blow_up, problem.t0, sign, ts)
+        valid, times = kernels.times_before(blow_up, problem.t0, sign, jnp.asarray(ts))
         explicit_form = form if form != "stiff" else "factor"
         saved = attempt(explicit_form, times, times[-1], watch=False)
-        saved = saved._replace(ts=ts, valid=valid & saved.valid)
+        saved = saved._replace(ts=jnp.asarray(ts), valid=valid & saved.valid)
         return _assemble(start, saved, explicit_form, Outcome.BLOW_UP, blow_up, trim=True)
     if status == Status.GREW:
         # It grows, but not to infinity before t1: integrate again without the watch.
@@ -229,8 +232,11 @@ def _run_traced(
 ) -> Trajectory:
     """One graph for all cases: first search for a blow-up, then integrate as far as there is something to integrate."""
     if form == "exact":
-        return _assemble_exact(start, kernels.exact(*_exact_inputs(problem, ts), settings=settings, moves=_moves(problem)), trim=False)
-    times = even_times(problem.t0, problem.t1, settings.points or 1) if ts is None else ts
+        inputs = closed_form_inputs(problem)
+        result = kernels.exact(*inputs, problem, ts, settings=settings, moves=_moves(problem))
+        return _assemble_exact(start, result, trim=False)
+    problem = jax.tree_util.tree_map(jnp.asarray, problem)
+    times = even_times(problem.t0, problem.t1, settings.points or 1) if ts is None else jnp.asarray(ts)
     asked, valid, end, blow_up = times, jnp.ones(times.shape, bool), problem.t1, None
     if may_blow_up(problem.schedule, problem.t0):
         found, error = kernels.search(problem, None, settings=settings)
@@ -262,22 +268,14 @@ def has_closed_form(schedule: Schedule) -> bool:
     return schedule.layer.scalar_value() is not None
 
 
-def closed_form_inputs(problem: Problem) -> tuple[Array, Array, Array, Array, Array]:
-    """A, v, B (heads merged), the value of all heads together for the mean, and b, of constant parameters with V = vI."""
+def closed_form_inputs(problem: Problem) -> tuple[Array, Array, Array]:
+    """A, v and B (heads merged) of constant parameters with V = vI."""
     layer = problem.schedule.layer  # type: ignore[attr-defined]
-    d = problem.mean.shape[0]
-    identity = jnp.eye(d, dtype=problem.mean.dtype)
+    identity = jnp.eye(problem.mean.shape[0], dtype=problem.mean.dtype)
     A = layer.A * identity if layer.A.ndim == 0 else layer.A
     B = layer.B * identity if layer.B.ndim == 0 else layer.B
-    # Each head adds v ΣB_h to M and v μ to the offset, also where heads share one V or one B.
-    B = jnp.sum(B, axis=0) if B.ndim == 3 else layer.heads * B
-    v = layer.scalar_value()
-    b = jnp.zeros(d, problem.mean.dtype) if layer.b is None else layer.b
-    return A, v, B, layer.heads * v, b
-
-
-def _exact_inputs(problem: Problem, ts: Any):
-    return (*closed_form_inputs(problem), problem._replace(schedule=None), ts)  # type: ignore[arg-type]
+    # Each head adds v ΣB_h to M, also where heads share one B.
+    return A, layer.scalar_value(), jnp.sum(B, axis=0) if B.ndim == 3 else layer.heads * B
 
 
 def _moves(problem: Problem) -> bool:
@@ -323,9 +321,12 @@ def _assemble(
 def _assemble_exact(start: Gaussian, result: tuple[Saved, BlowUp], *, trim: bool) -> Trajectory:
     saved, blow_up = result
     if trim:
-        outcome = Outcome.BLOW_UP if bool(np.asarray(blow_up.found)) else Outcome.COMPLETED
+        ended = bool(np.asarray(saved.run.status) == Status.REACHED_END)
+        outcome = Outcome.COMPLETED if ended else Outcome.FAILED
+        outcome = Outcome.BLOW_UP if bool(np.asarray(blow_up.found)) else outcome
     else:
-        outcome = Outcome.where(blow_up.found, Outcome.BLOW_UP, Outcome.COMPLETED)
+        outcome = Outcome.where(saved.run.status == Status.REACHED_END, Outcome.COMPLETED, Outcome.FAILED)
+        outcome = Outcome.where(blow_up.found, Outcome.BLOW_UP, outcome)
     return _assemble(start, saved, "exact", outcome, blow_up, trim=trim)
 
 
