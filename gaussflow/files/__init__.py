@@ -1,0 +1,1 @@
+"""Problem files, arrays and results on disk."""

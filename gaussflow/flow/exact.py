@@ -23,6 +23,7 @@ LONGEST_STEP = 2.0  # ‖A‖δ of one restart: E then costs at most e⁴ in con
 DOUBLINGS = 2
 TERMS = 18  # of the Taylor series at ‖A‖h ≤ 1/2: the remainder of W is below 1/19!
 MOST_RESTARTS = 1 << 17
+"""Restarts in all; ‖A‖T may be twice this. Longer horizons are for an implicit method."""
 MOST_MARCHING_STEPS = 1 << 17
 REPEATED = 1e-8  # eigenvalues this close to the largest blow up together
 
@@ -62,13 +63,18 @@ def exact_factors(
             i, L = state
             return i + 1, advance(L, E, W)
 
-        count = restarts.astype(int)
+        count = jnp.minimum(restarts, MOST_RESTARTS).astype(int)
         _, L = bounded_loop(lambda s: s[0] < count, one, (jnp.zeros((), int), L), MOST_RESTARTS, kind)
         return (L, end, jnp.where(new, length, last_length), E, W), L
 
     E0, W0 = jnp.eye(A.shape[0], dtype=A.dtype), jnp.zeros_like(Q)
     start = (factor, jnp.zeros((), times.dtype), jnp.zeros((), times.dtype), E0, W0)
     return jax.lax.scan(interval, start, times)[1]
+
+
+def restarts_needed(A: Float[Array, "d d"], length: Float[Array, ""]) -> Float[Array, ""]:
+    """How many restarts a run of this length takes."""
+    return _norm(A) * length / LONGEST_STEP
 
 
 def advance(L: Float[Array, "d r"], E: Float[Array, "d d"], W: Float[Array, "d d"]) -> Float[Array, "d r"]:

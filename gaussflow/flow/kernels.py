@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from gaussflow.flow.compactified import Search, growth_scales, search_blow_up
 from gaussflow.flow.exact import exact_blow_up as find_exact_blow_up
-from gaussflow.flow.exact import exact_factors
+from gaussflow.flow.exact import MOST_RESTARTS, exact_factors, restarts_needed
 from gaussflow.flow.explicit import integrate_explicit
 from gaussflow.flow.forms import FORMS
 from gaussflow.flow.run import Run, Status
@@ -215,7 +215,8 @@ def exact(
     factors = exact_factors(sign * A, Q, problem.factor, elapsed, kind=settings.kind)
     means = jnp.zeros((ts.shape[0], A.shape[0]), A.dtype)
     zero = jnp.zeros((), int)
-    run = Run(None, jnp.sum(valid), t1, None, jnp.asarray(Status.REACHED_END), zero, zero, zero)
+    feasible = restarts_needed(A, elapsed[-1]) <= MOST_RESTARTS
+    run = Run(None, jnp.sum(valid), t1, None, Status.REACHED_END, zero, zero, zero)
     if moves:
         # A linear equation along Σ(t), without a closed form of its own unless B, Σ and A commute.
         form = FORMS["covariance" if problem.factor.shape[0] == problem.factor.shape[1] else "factor"]
@@ -233,7 +234,9 @@ def exact(
             kind=settings.kind,
         )
         means = form.split(run.saved)[0]
-    return Saved(ts, means, factors, valid, run._replace(saved=None)), blow_up
+        valid = valid & (jnp.arange(ts.shape[0]) < run.count)
+    status = jnp.where(feasible, run.status, Status.OUT_OF_STEPS)
+    return Saved(ts, means, factors, valid & feasible, run._replace(saved=None, status=status)), blow_up
 
 
 def times_before(blow_up: BlowUp, t0: Array, sign: Array, ts: Array) -> tuple[Array, Array]:

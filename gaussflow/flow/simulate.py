@@ -26,6 +26,8 @@ from gaussflow.layers.schedule import Constant, Schedule, as_schedule
 
 METHODS = ("auto", "covariance", "factor", "exact", "stiff")
 MAX_STEPS = 16384
+LONGEST_CLOSED_FORM = 1e4
+"""‖A‖T up to which "auto" takes the closed form: it restarts every 2/‖A‖."""
 LOCAL_SHARE = 0.02
 """Share of ``rtol`` that one step may use, so that the error at the end is about ``rtol``."""
 ABSOLUTE_SHARE = 1e-6
@@ -69,7 +71,7 @@ def simulate(
     method:
         ``"covariance"`` integrates Σ, O(d³) a step; ``"factor"`` integrates L with Σ = L Lᵀ, O(d²r), rank and
         positive semidefiniteness by construction; ``"exact"`` is the closed form for constant parameters with V = vI;
-        ``"stiff"`` is an implicit L-stable method. ``"auto"`` takes the closed form where it applies; else the factor
+        ``"stiff"`` is an implicit L-stable method. ``"auto"`` takes the closed form where it applies (unless ‖A‖T is above 1e4); else the factor
         form if the rank is below d, the covariance ends ill-conditioned, or values are traced (under ``jit``, ``vmap``,
         ``grad``); else the covariance form; and goes over to ``"stiff"`` when explicit steps turn
         out to be limited by stability (not where values are traced).
@@ -126,14 +128,19 @@ def simulate(
         raise InvalidInput("solver", got=settings.tableau.name, wanted="a solver with an error estimate, or a fixed step")
     problem = Problem(schedule, gaussian.mean, gaussian.factor, t0, t1, LOCAL_SHARE * rtol, atol)
     explicit_only = solver is not None or fixed_step
-    form = _choose_form(method, schedule, gaussian, concrete, explicit_only)
+    form = _choose_form(method, schedule, gaussian, t0, t1, concrete, explicit_only)
     run = _run_concrete if concrete else _run_traced
-    trajectory = run(gaussian, problem, settings, form, ts, step, auto=method == "auto" and not explicit_only)
+    auto = method == "auto" and not explicit_only
+    trajectory = run(gaussian, problem, settings, form, ts, step, auto=auto)
     if error:
         finer = problem._replace(rtol=0.5 * problem.rtol, atol=0.5 * atol)
-        half = None if step is None else 0.5 * step
-        wide = settings._replace(points=None, max_steps=2 * settings.max_steps)
-        other = run(gaussian, finer, wide, trajectory.method, trajectory.ts, half, auto=False)
+        # The same compiled functions serve again, except where the save times came to depend on a blow-up.
+        graded = ts is None and (not concrete or bool(trajectory.outcome == Outcome.BLOW_UP))
+        again = settings._replace(points=None) if graded else settings
+        if fixed_step:
+            step, again = 0.5 * step, again._replace(max_steps=2 * settings.max_steps)
+        form = trajectory.method if graded or explicit_only else form
+        other = run(gaussian, finer, again, form, trajectory.ts if graded else ts, step, auto=auto and not graded)
         estimate = _difference(trajectory, other, settings.tableau.order if fixed_step else 1)
         trajectory = eqx.tree_at(lambda t: t.error_estimate, trajectory, estimate, is_leaf=lambda x: x is None)
     if dense:
@@ -167,7 +174,9 @@ def _run_concrete(
     if form == "exact":
         inputs = closed_form_inputs(problem)
         result = kernels.exact_jit(*inputs, problem, ts, settings=settings, moves=_moves(problem))
-        return _assemble_exact(start, result, trim=True)
+        if not auto or int(np.asarray(result[0].run.status)) == Status.REACHED_END:
+            return _assemble_exact(start, result, trim=True)
+        form = "factor"  # the mean could not be integrated explicitly
     arrays, rest = kernels.halves(problem.schedule)
     problem = problem._replace(schedule=arrays)
     can_blow_up = may_blow_up(eqx.combine(arrays, rest) if rest is not None else arrays, problem.t0)
@@ -414,9 +423,11 @@ def _layer_shape(schedule: Schedule, t0: Any) -> MeanFieldLayer:
     return schedule.layer if isinstance(schedule, Constant) else schedule.layer_in_piece(0, t0)
 
 
-def _choose_form(method: str, schedule: Schedule, gaussian: Gaussian, concrete: bool, explicit_only: bool) -> str:
+def _choose_form(
+    method: str, schedule: Schedule, gaussian: Gaussian, t0: Any, t1: Any, concrete: bool, explicit_only: bool
+) -> str:
     if method == "exact" or (method == "auto" and not explicit_only):
-        if has_closed_form(schedule):
+        if has_closed_form(schedule) and (method == "exact" or not concrete or _short(schedule, t0, t1)):
             return "exact"
         if method == "exact":
             closed = isinstance(schedule, Constant) and isinstance(schedule.layer, Parameters)
@@ -443,6 +454,13 @@ def check_gaussian(gaussian: Any, schedule: Schedule) -> None:
             got=f"a layer of dimension {dim} beside a Gaussian of dimension {gaussian.dim}",
             wanted="the same dimension",
         )
+
+
+def _short(schedule: Schedule, t0: Any, t1: Any) -> bool:
+    """Whether the closed form takes a reasonable number of restarts; an implicit method is for what is longer."""
+    A = np.asarray(schedule.layer.A)  # type: ignore[attr-defined]
+    rate = np.abs(A) if A.ndim == 0 else np.sqrt(np.abs(A).sum(0).max(initial=0.0)) * np.sqrt(np.abs(A).sum(1).max(initial=0.0))
+    return bool(rate * abs(float(t1) - float(t0)) <= LONGEST_CLOSED_FORM)
 
 
 def _check_choice(argument: str, value: Any, choices: tuple[str, ...]) -> None:
