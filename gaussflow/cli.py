@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,13 @@ app = typer.Typer(
     help="Gaussian mean-field Transformers: simulate how a Gaussian of tokens flows through depth.",
     epilog="Example: gaussflow simulate examples/iris.toml --plot --out results",
 )
+
+DEFAULT_FOLDER = Path("results")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command and exit: 0 answered, 1 the computation failed, 2 bad input, 130 interrupted."""
+    app(args=arguments, prog_name="gaussflow")
 
 
 def _version(asked: bool) -> None:
@@ -42,16 +50,21 @@ def _options(
 def simulate(
     file: Annotated[Path, typer.Argument(help="A problem file (TOML).", show_default=False)],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for summary.json, trajectory.npz and figures.", show_default=False)
+        Path | None,
+        typer.Option(help="Folder for summary.json, trajectory.npz and figures; made if need be.", show_default=False),
     ] = None,
+    plot: Annotated[
+        bool, typer.Option("--plot", help=f'Draw trajectory.png and .pdf into --out ("{DEFAULT_FOLDER}" if not given).')
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
-    plot: Annotated[bool, typer.Option("--plot", help='Draw figures into --out ("results" if not given).')] = False,
     t1: Annotated[float | None, typer.Option(help="End time, instead of the file's.", show_default=False)] = None,
-    points: Annotated[int | None, typer.Option(help="How many times to save.", show_default=False)] = None,
+    points: Annotated[int | None, typer.Option(help="How many states to save.", show_default=False)] = None,
     method: Annotated[
         str | None, typer.Option(help="auto, covariance, factor, exact or stiff.", show_default=False)
     ] = None,
-    rtol: Annotated[float | None, typer.Option(help="Relative accuracy aimed at.", show_default=False)] = None,
+    rtol: Annotated[
+        float | None, typer.Option(help="Relative accuracy aimed at; 1e-8 by default.", show_default=False)
+    ] = None,
     error: Annotated[bool, typer.Option("--error", help="Estimate the error, at the cost of a second run.")] = False,
 ) -> None:
     """Integrate a problem file and say what became of the Gaussian.
@@ -61,90 +74,114 @@ def simulate(
     Example: gaussflow simulate examples/blow_up.toml --json
     """
     started = time.perf_counter()
-    with _progress("loading", enabled=not json) as say:
-        import jax
-
-        jax.config.update("jax_enable_x64", True)
+    with _refusals_in_one_line(), _progress("starting") as say:
+        _double_precision()
         from gaussflow.files.problem import load_problem
-        from gaussflow.files.results import prepare_folder, to_json, write_json, write_trajectory, write_whole
-        from gaussflow.flow.simulate import simulate as run
-        from gaussflow.flow.trajectory import Outcome
-
-        problem = load_problem(file)
-        changes = {"t1": t1, "points": points, "method": method, "rtol": rtol, "error": error or None}
-        options = problem.simulate | {key: value for key, value in changes.items() if value is not None}
-        if t1 is not None or points is not None:
-            options.pop("ts", None)
-        folder = prepare_folder(out or "results") if out is not None or plot else None
-        say("integrating")
-        trajectory = run(problem.parameters, problem.initial, **options)
+        from gaussflow.files.results import prepare_folder, to_json, write_results
         from gaussflow.files.summary import summary_lines, summary_of
 
-        content = summary_of(problem, trajectory, seconds=time.perf_counter() - started)
-        written = []
+        problem = load_problem(file)
+        given = {"t1": t1, "points": points, "method": method, "rtol": rtol, "error": error or None}
+        changes = {name: value for name, value in given.items() if value is not None}
+        options = problem.simulate | changes
+        if "t1" in changes or "points" in changes:
+            options.pop("ts", None)  # the file's save times belong to the file's interval
+        folder = prepare_folder(out or DEFAULT_FOLDER) if out is not None or plot else None
+        say("integrating")
+        trajectory = _run(problem, options, changes)
+        content = summary_of(problem, trajectory, options=options, seconds=time.perf_counter() - started)
+        written: list[str] = []
         if folder is not None:
-            say("writing results")
-            write_json(folder / "summary.json", content)
-            write_trajectory(folder / "trajectory.npz", trajectory)
-            written += ["summary.json", "trajectory.npz"]
-        if plot and folder is not None:
-            say("drawing")
-            from gaussflow.plotting import overview
-
-            figure = overview(trajectory, title=problem.title)
-            for name in ("trajectory.png", "trajectory.pdf"):
-                write_whole(folder / name, lambda path: figure.savefig(path, dpi=160))
-                written.append(name)
+            say("drawing and writing" if plot else "writing")
+            figures = _figures(trajectory, problem.title) if plot else {}
+            written = write_results(folder, summary=content, trajectory=trajectory, figures=figures)
     if json:
         print(to_json(content))
     else:
         print("\n".join(summary_lines(content)))
         if written:
-            print(f"{'written':<14}{folder}: {', '.join(written)}")
-    if bool(trajectory.outcome == Outcome.FAILED):
+            print(f"  {'written':<14}{folder}: {', '.join(written)}")
+    if content["outcome"] == "failed":
         raise typer.Exit(1)
 
 
-@contextmanager
-def _progress(first: str, *, enabled: bool) -> Any:
-    """Tell a person at a terminal, from the third second on, what is going on and for how long; silent in pipes."""
-    phase, done = [first], threading.Event()
-    active = enabled and sys.stderr.isatty()
+def _double_precision() -> None:
+    import jax
 
-    def tick() -> None:
-        started = time.monotonic()
-        while not done.wait(1.0):
-            elapsed = time.monotonic() - started
-            if elapsed >= 2.0:
-                print(f"\r{phase[0]} ... {elapsed:.0f} s\x1b[K", end="", file=sys.stderr, flush=True)
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    jax.config.update("jax_enable_x64", True)
 
-    thread = threading.Thread(target=tick, daemon=True)
-    if active:
-        thread.start()
+
+def _run(problem: Any, options: dict[str, Any], changes: dict[str, Any]) -> Any:
+    """simulate(), its refusals naming the option or the key of the file that they are about."""
+    from gaussflow.errors import InvalidInput
+    from gaussflow.flow.simulate import simulate as run
+
     try:
-        yield lambda text: phase.__setitem__(0, text)
-    finally:
-        done.set()
-        if active:
-            thread.join()
+        return run(problem.parameters, problem.initial, **options)
+    except InvalidInput as error:
+        name = error.argument
+        if name in changes:
+            place = f"--{name}"
+        else:
+            place = f"{problem.source}: simulate.{name}" if name in options else f"{problem.source}: {name}"
+        raise InvalidInput(place, got=error.got, wanted=error.wanted, fix=error.fix) from error
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command; every refusal is one line on standard error and exit status 2, never a traceback."""
+def _figures(trajectory: Any, title: str) -> dict[str, Callable[[Path], None]]:
+    from gaussflow.plotting import plot_trajectory
+
+    figure = plot_trajectory(trajectory, title=title)
+    return {
+        "trajectory.png": lambda path: figure.savefig(path, dpi=160),
+        # Without a date, the same run gives the same file.
+        "trajectory.pdf": lambda path: figure.savefig(path, metadata={"CreationDate": None}),
+    }
+
+
+@contextmanager
+def _refusals_in_one_line() -> Iterator[None]:
+    """Every refusal is one line on standard error and an exit status, never a traceback."""
     from gaussflow.errors import GaussflowError, NumericalFailure
 
     try:
-        app(args=arguments, prog_name="gaussflow")
+        yield
     except GaussflowError as error:
-        print(f"gaussflow: {error}", file=sys.stderr)
-        raise SystemExit(1 if isinstance(error, NumericalFailure) else 2) from None
+        text, status = str(error), 1 if isinstance(error, NumericalFailure) else 2
     except KeyboardInterrupt:
-        print("gaussflow: interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+        text, status = "interrupted", 130
     except MemoryError:
-        print("gaussflow: out of memory; a factor of low rank, or fewer points, needs less", file=sys.stderr)
-        raise SystemExit(2) from None
+        text, status = "out of memory; a factor of low rank, or fewer points, needs less", 2
+    else:
+        return
+    print(f"gaussflow: {' '.join(text.split())}", file=sys.stderr)
+    raise typer.Exit(status)
+
+
+@contextmanager
+def _progress(phase: str) -> Iterator[Callable[[str], None]]:
+    """Tell a person at a terminal, from the third second on, what is going on and for how long; silent in pipes."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    current, done = [phase], threading.Event()
+
+    def tick() -> None:
+        started, shown = time.monotonic(), False
+        while not done.wait(0.5):
+            elapsed = time.monotonic() - started
+            if elapsed >= 2.0:
+                print(f"\r\x1b[2m{current[0]} ... {elapsed:.0f} s\x1b[0m\x1b[K", end="", file=sys.stderr, flush=True)
+                shown = True
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield lambda text: current.__setitem__(0, text)
+    finally:
+        done.set()
+        thread.join()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import numpy as np
 from gaussflow.errors import InvalidInput, UnreadableFile
 
 SUFFIXES = (".npy", ".npz", ".csv", ".txt")
+_DAMAGE = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
 
-def read_array(path: Path, argument: str, *, key: str | None = None, columns: Any = None) -> np.ndarray:
+def read_array(path: Path, argument: str, *, key: Any = None, columns: Any = None) -> np.ndarray:
     """The array in ``path``; ``key`` picks one from an .npz, ``columns`` (numbers or header names) some of a table.
 
     Raises :class:`UnreadableFile` for a file that is missing, empty or damaged, :class:`InvalidInput` for a wrong key
@@ -28,75 +31,104 @@ def read_array(path: Path, argument: str, *, key: str | None = None, columns: An
         raise InvalidInput(f"{argument}.key", got=f"a key for {path.name}", wanted="no key, except for an .npz archive")
     if columns is not None and suffix not in (".csv", ".txt"):
         raise InvalidInput(f"{argument}.columns", got=f"columns for {path.name}", wanted="columns only for a .csv table")
-    if suffix == ".npz":
-        return _from_archive(path, argument, key)
-    if suffix == ".npy":
-        try:
-            return np.load(path, allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            raise UnreadableFile(f"{argument}: {path} is no plain .npy array ({_first_line(error)})") from error
-    return read_table(path, argument, columns)
+    if suffix in (".csv", ".txt"):
+        return read_table(path, argument, columns)
+    try:
+        loaded = np.load(path, allow_pickle=False)
+    except _DAMAGE as error:
+        raise UnreadableFile(f"{argument}: {path} is no plain {suffix} file ({_first_line(error)})") from error
+    # NumPy goes by the content, not by the name.
+    if isinstance(loaded, np.ndarray):
+        if key is not None:
+            raise InvalidInput(f"{argument}.key", got=f"a key for {path.name}", wanted="no key: it holds a single array")
+        return loaded
+    with loaded as archive:
+        return _from_archive(archive, path, argument, key)
 
 
 def check_readable(path: Path, argument: str) -> None:
     """Raise :class:`UnreadableFile` unless ``path`` is a non-empty file."""
-    if not path.exists():
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
         near = _similar_name(path)
-        raise UnreadableFile(f"{argument}: there is no file {path}" + (f"; did you mean {near}?" if near else ""))
+        hint = f"; did you mean {near}?" if near else ""
+        raise UnreadableFile(f"{argument}: there is no file {path}{hint}") from None
+    except (OSError, ValueError) as error:
+        raise UnreadableFile(f"{argument}: cannot read {path}: {_reason(error)}") from error
     if path.is_dir():
         raise UnreadableFile(f"{argument}: {path} is a folder; wanted a file")
-    if path.stat().st_size == 0:
+    if size == 0:
         raise UnreadableFile(f"{argument}: {path} is empty")
 
 
-def _from_archive(path: Path, argument: str, key: str | None) -> np.ndarray:
+def read_text(path: Path, argument: str) -> str:
+    """The text of a file in UTF-8, with or without a byte-order mark."""
+    check_readable(path, argument)
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            names = list(archive.files)
-            if key is None and len(names) == 1:
-                key = names[0]
-            if key is None or key not in names:
-                got = "no key" if key is None else f"the key {key!r}"
-                raise InvalidInput(
-                    f"{argument}.key", got=f"{got} for {path.name}", wanted=f"one of the arrays in it: {', '.join(names)}"
-                )
-            return archive[key]
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        if isinstance(error, InvalidInput):
-            raise
-        raise UnreadableFile(f"{argument}: {path} is no .npz archive of plain arrays ({_first_line(error)})") from error
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UnreadableFile(f"{argument}: {path} is not text in UTF-8 (byte {error.start})") from error
+    except OSError as error:
+        raise UnreadableFile(f"{argument}: cannot read {path}: {_reason(error)}") from error
+
+
+def _from_archive(archive: Any, path: Path, argument: str, key: Any) -> np.ndarray:
+    names = list(archive.files)
+    if key is None and len(names) == 1:
+        key = names[0]
+    if key not in names:
+        close = difflib.get_close_matches(str(key), names, n=1)
+        raise InvalidInput(
+            f"{argument}.key",
+            got=f"{'no key' if key is None else f'the key {key!r}'} for {path.name}",
+            wanted=f"one of the arrays in it: {', '.join(names) or 'there is none'}",
+            fix=f"did you mean {close[0]}?" if close else "",
+        )
+    try:
+        return archive[key]
+    except _DAMAGE as error:
+        raise UnreadableFile(f"{argument}: cannot read {key!r} from {path} ({_first_line(error)})") from error
 
 
 def read_table(path: Path, argument: str, columns: Any = None) -> np.ndarray:
-    """The numbers of a comma- (or blank-) separated table, shape (rows, columns).
+    """The numbers of a table, shape (rows, columns), separated by commas, semicolons, tabs or blanks.
 
-    A first line that is not numbers all through is a header. Without ``columns`` every column is read.
+    A first line that is not numbers all through is a header; blank lines and lines that begin with # are skipped.
+    Without ``columns`` every column is read.
     """
+    text = read_text(path, argument)
+    numbered = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip() and line.strip()[0] != "#"]
+    separator = next((mark for mark in ",;\t" if numbered and mark in numbered[0][1]), None)
+    lines = [line for _, line in numbered]
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UnreadableFile(f"{argument}: {path} is not text in UTF-8") from error
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    separated = [row for row in csv.reader(lines)] if any("," in line for line in lines) else [x.split() for x in lines]
-    rows = [[cell.strip() for cell in row] for row in separated]
+        rows = [line.split() for line in lines] if separator is None else list(csv.reader(lines, delimiter=separator))
+    except csv.Error as error:
+        raise UnreadableFile(f"{argument}: {path} is no table ({error})") from error
+    numbers = [i for i, _ in numbered]
+    header = None
+    if rows and not all(_is_number(cell) for cell in rows[0]):
+        header, rows, numbers = [cell.strip() for cell in rows[0]], rows[1:], numbers[1:]
     if not rows:
-        raise UnreadableFile(f"{argument}: {path} holds no numbers")
-    header = rows.pop(0) if any(not _is_number(cell) for cell in rows[0]) else None
-    if not rows:
-        raise UnreadableFile(f"{argument}: {path} holds a header and no numbers")
-    chosen = _chosen_columns(columns, header, len(rows[0]), path, argument)
+        raise UnreadableFile(f"{argument}: {path} holds no numbers{' below its header' if header else ''}")
+    width = len(rows[0])
+    chosen = _chosen_columns(columns, header, width, path, argument)
     table = np.empty((len(rows), len(chosen)))
     for i, row in enumerate(rows):
+        where = f"line {numbers[i]} of {path.name}"
+        if columns is None and len(row) != width:
+            raise InvalidInput(argument, got=f"{len(row)} entries in {where}", wanted=f"{width}, as in the first row")
         for j, column in enumerate(chosen):
             cell = row[column] if column < len(row) else ""
-            if not _is_number(cell):
+            try:
+                table[i, j] = float(cell)
+            except ValueError:
                 raise InvalidInput(
                     argument,
-                    got=f"{cell!r} in row {i + 1}, column {column + 1} of {path.name}",
+                    got=f"{cell.strip()[:40]!r} in {where}, column {column}",
                     wanted="a number",
-                    fix="name the numeric ones with columns = [...]" if columns is None else "",
-                )
-            table[i, j] = float(cell)
+                    fix="pick the numeric columns with columns = [...]" if columns is None else "",
+                ) from None
     return table
 
 
@@ -114,9 +146,7 @@ def _chosen_columns(columns: Any, header: list[str] | None, width: int, path: Pa
         else:
             names = f", or one of {', '.join(header)}" if header else ""
             raise InvalidInput(
-                f"{argument}.columns",
-                got=f"{column!r} for {path.name}",
-                wanted=f"a number from 0 to {width - 1}{names}",
+                f"{argument}.columns", got=f"{column!r} for {path.name}", wanted=f"a number from 0 to {width - 1}{names}"
             )
     return chosen
 
@@ -129,14 +159,18 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _similar_name(path: Path) -> str | None:
-    import difflib
-
-    if not path.parent.is_dir():
-        return None
-    close = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir()], n=1, cutoff=0.7)
-    return str(path.with_name(close[0])) if close else None
+def _similar_name(path: Path) -> Path | None:
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
+    except OSError:
+        return None  # a hint that cannot be given, nothing more
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.7)
+    return path.with_name(close[0]) if close else None
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _reason(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or _first_line(error)

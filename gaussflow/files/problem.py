@@ -3,21 +3,32 @@
     title = "three equilibria"
     [initial]                       # mean defaults to 0; covariance, or factor, or samples = "tokens.npy"
     covariance = [[1.0, 0.0], [0.0, 1.0]]
-    [parameters]                    # a scalar c means c times the identity; { file = "weights.npz", key = "A" }
+    [parameters]                    # a scalar c means c times the identity; what is left out is zero
     A = [[10.0, -17.0], [0.0, 8.0]]
-    V = [[-10.0, 4.0], [4.0, -2.0]]
+    V = { file = "weights.npz", key = "V" }
     B = 1.0
-    [simulate]
+    [simulate]                      # arguments of gaussflow.simulate
     t1 = 5.0
+    [target]                        # a second Gaussian, written like [initial], for steering
+    covariance = 0.5
 
-Several heads are a list of matrices for B and V. Layers that change in depth are a list of ``[[schedule]]`` tables
-instead of ``[parameters]``, each with A, B, V, b and ``until``, the time at which it ends (left out in the last one, it
-acts for ever). Paths are relative to the problem file. A table of numbers takes ``{ file = "x.csv", columns = [0, 1] }``.
+Several heads are a list of matrices, or of files, for B and V. An array can stand in a file (.npy, .npz with ``key``,
+.csv with ``columns``), its path relative to the problem file. Layers that change in depth are ``[[schedule]]`` tables
+instead of ``[parameters]``:
+
+    [[schedule]]                    # acts from the start of the run ...
+    until = 1.0                     # ... to t = 1
+    A = 0.5
+    [[schedule]]                    # the last one, without until, acts for ever
+    V = -1.0
+    B = 1.0
 """
 
 from __future__ import annotations
 
 import difflib
+import math
+import os
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,12 +36,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gaussflow.errors import InvalidInput, UnreadableFile
-from gaussflow.files.arrays_on_disk import check_readable, read_array
+from gaussflow.files.arrays_on_disk import read_array, read_text
 from gaussflow.gaussian import Gaussian
 from gaussflow.layers.parameters import Parameters
 from gaussflow.layers.schedule import PiecewiseConstant
 
-TABLES = ("title", "description", "initial", "parameters", "schedule", "simulate", "target", "classify", "steer", "sweep")
+OTHER_COMMANDS = ("classify", "steer", "sweep")
+TABLES = ("title", "description", "initial", "parameters", "schedule", "simulate", "target", *OTHER_COMMANDS)
 GAUSSIAN_KEYS = ("mean", "covariance", "factor", "samples")
 LAYER_KEYS = ("A", "B", "V", "b")
 SIMULATE_KEYS = ("t0", "t1", "ts", "points", "method", "solver", "step", "rtol", "atol", "max_steps", "error")
@@ -53,7 +65,7 @@ class Problem(NamedTuple):
     other: dict[str, Any]
 
 
-def load_problem(path: Any) -> Problem:
+def load_problem(path: str | os.PathLike[str]) -> Problem:
     """Read and check a problem file.
 
     Raises
@@ -64,117 +76,144 @@ def load_problem(path: Any) -> Problem:
         if something in it cannot be used; the one-line text names file and key.
     """
     path = Path(path)
-    check_readable(path, "problem file")
+    text = read_text(path, "problem file")
     try:
-        content = tomllib.loads(path.read_bytes().decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UnreadableFile(f"problem file: {path} is not text in UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UnreadableFile(f"problem file: {path} is no TOML: {error}") from error
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
+        raise UnreadableFile(f"problem file: {path} is not valid TOML: {reason}") from error
     try:
         return _problem(content, path)
     except InvalidInput as error:
-        located = InvalidInput(f"{path}: {error.argument}", got=error.got, wanted=error.wanted, fix=error.fix)
-        raise located from error
+        raise _within(f"{path}: ", error) from error
     except UnreadableFile as error:
         raise UnreadableFile(f"{path}: {error}") from error
 
 
 def _problem(content: dict[str, Any], path: Path) -> Problem:
+    if not content:
+        raise InvalidInput("problem file", got="no tables", wanted="[initial] and [parameters]")
     _known(content, TABLES, "")
-    for name in ("initial",):
-        if name not in content:
-            raise InvalidInput(name, got="no such table", wanted=f"a table [{name}]")
+    title = content.get("title", path.stem)
+    if not isinstance(title, str):
+        raise InvalidInput("title", got=_shown(title), wanted="text in quotes")
+    if "initial" not in content:
+        raise InvalidInput("initial", got="no such table", wanted="a table [initial] with covariance, factor or samples")
     if ("parameters" in content) == ("schedule" in content):
         got = "both" if "parameters" in content else "neither"
         raise InvalidInput("parameters", got=f"{got} of [parameters] and [[schedule]]", wanted="exactly one of the two")
-    folder = path.parent
-    parameters = _layers(content, folder)
-    initial = _gaussian(_table(content, "initial"), "initial", folder, parameters.dim)
-    if parameters.dim is not None and parameters.dim != initial.dim:
-        name = "parameters" if "parameters" in content else "schedule"
-        raise InvalidInput(
-            name, got=f"layers of dimension {parameters.dim}", wanted=f"dimension {initial.dim}, as in [initial]"
-        )
-    target = None
-    if "target" in content:
-        target = _gaussian(_table(content, "target"), "target", folder, initial.dim)
-    title = content.get("title", path.stem)
-    if not isinstance(title, str):
-        raise InvalidInput("title", got=repr(title), wanted="text in quotes")
-    others = {name: content[name] for name in ("classify", "steer", "sweep") if name in content}
-    return Problem(title, initial, parameters, _options(content), target, path, others)
+    options = _options(content)
+    layers_name = "parameters" if "parameters" in content else "schedule"
+    parameters = _layers(content, options, path.parent)
+    states = {name: _read_state(content, name, path.parent) for name in ("initial", "target") if name in content}
+    # Whatever has a shape fixes the dimension of what is a scalar.
+    known = [_dimension(state) for state in states.values()] + [parameters.dim]
+    dim = next((d for d in known if d is not None), None)
+    gaussians = {name: _gaussian(state, name, dim) for name, state in states.items()}
+    initial, target = gaussians["initial"], gaussians.get("target")
+    for name, d in ((layers_name, parameters.dim), ("target", target and target.dim)):
+        if d is not None and d != initial.dim:
+            raise InvalidInput(name, got=f"dimension {d}", wanted=f"dimension {initial.dim}, as in [initial]")
+    others = {name: content[name] for name in OTHER_COMMANDS if name in content}
+    return Problem(title, initial, parameters, options, target, path, others)
 
 
-def _layers(content: dict[str, Any], folder: Path) -> Any:
+def _layers(content: dict[str, Any], options: dict[str, Any], folder: Path) -> Parameters | PiecewiseConstant:
     if "parameters" in content:
         table = _table(content, "parameters")
         _known(table, LAYER_KEYS, "parameters.")
         return _parameters(table, "parameters", folder)
     entries = content["schedule"]
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise InvalidInput("schedule", got=type(entries).__name__, wanted="a list of [[schedule]] tables")
-    layers, times = [], [_number(content.get("simulate", {}), "t0", "simulate", 0.0)]
+        raise InvalidInput("schedule", got=_shown(entries), wanted="a list of [[schedule]] tables")
+    # The first layer acts from wherever the run starts, which is t1 when it goes backward.
+    times = [min(options.get("t0", 0.0), options.get("t1", math.inf))]
+    layers = []
     for i, entry in enumerate(entries):
         name = f"schedule[{i}]"
         _known(entry, (*LAYER_KEYS, "until"), f"{name}.")
         layers.append(_parameters({key: entry[key] for key in entry if key != "until"}, name, folder))
         if "until" in entry:
-            until = _number(entry, "until", name, 0.0)
+            until = _number(entry["until"], f"{name}.until")
             if until <= times[-1]:
                 raise InvalidInput(f"{name}.until", got=f"{until:g}", wanted=f"a time after {times[-1]:g}")
             times.append(until)
         elif i + 1 < len(entries):
             raise InvalidInput(f"{name}.until", got="nothing", wanted="the time at which this layer ends")
+    dims = sorted({layer.dim for layer in layers if layer.dim is not None})
+    if len(dims) > 1:
+        raise InvalidInput("schedule", got=f"layers of dimensions {dims}", wanted="one dimension for all layers")
     return PiecewiseConstant(times, layers)
 
 
 def _parameters(table: dict[str, Any], name: str, folder: Path) -> Parameters:
+    values = {key: _value(table[key], f"{name}.{key}", folder) for key in table}
     try:
-        return Parameters(**{key: _value(table[key], f"{name}.{key}", folder) for key in table})
+        return Parameters(**values)
     except InvalidInput as error:
-        if error.argument.startswith(name):
-            raise
-        raise InvalidInput(f"{name}.{error.argument}", got=error.got, wanted=error.wanted, fix=error.fix) from error
+        raise _within(f"{name}.", error) from error
 
 
-def _gaussian(table: dict[str, Any], name: str, folder: Path, dim: int | None) -> Gaussian:
+def _read_state(content: dict[str, Any], name: str, folder: Path) -> dict[str, np.ndarray]:
+    """The arrays of a Gaussian's table: its mean, if given, and exactly one of covariance, factor and samples."""
+    table = _table(content, name)
     _known(table, GAUSSIAN_KEYS, f"{name}.")
     given = [key for key in GAUSSIAN_KEYS[1:] if key in table]
     if len(given) != 1:
-        got = " and ".join(given) or "nothing"
+        got = " and ".join(given) or "none"
         raise InvalidInput(name, got=got, wanted="exactly one of covariance, factor and samples")
-    kind = given[0]
-    values = _value(table[kind], f"{name}.{kind}", folder, samples=kind == "samples")
-    mean = _value(table["mean"], f"{name}.mean", folder) if "mean" in table else None
+    return {
+        key: _value({"file": table[key]} if key == "samples" and isinstance(table[key], str) else table[key],
+                    f"{name}.{key}", folder)
+        for key in table
+    }  # fmt: skip
+
+
+def _dimension(state: dict[str, np.ndarray]) -> int | None:
+    for key, axis in (("samples", -1), ("mean", 0), ("covariance", 0), ("factor", 0)):
+        if key in state and state[key].ndim > 0:
+            return int(state[key].shape[axis])
+    return None
+
+
+def _gaussian(state: dict[str, np.ndarray], name: str, dim: int | None) -> Gaussian:
     try:
-        if kind == "samples":
-            gaussian = Gaussian.from_samples(values)
-            return gaussian if mean is None else Gaussian.from_factor(mean, gaussian.factor)
-        values = np.asarray(values)
-        if values.ndim == 0 and kind == "covariance":
-            dim = len(mean) if mean is not None and np.ndim(mean) == 1 else dim
+        if "samples" in state:
+            gaussian = Gaussian.from_samples(state["samples"])
+            if "mean" not in state:
+                return gaussian
+            if state["mean"].shape != gaussian.mean.shape:
+                raise InvalidInput(
+                    "mean",
+                    got=f"shape {state['mean'].shape} beside samples of dimension {gaussian.dim}",
+                    wanted="a vector of that length, or none: the samples have a mean",
+                )
+            return Gaussian.from_factor(state["mean"], gaussian.factor)
+        kind = "covariance" if "covariance" in state else "factor"
+        values = state[kind]
+        if values.ndim == 0:
             if dim is None:
-                raise InvalidInput(kind, got="a scalar, with nothing to fix the dimension", wanted="a (d, d) matrix")
+                raise InvalidInput(kind, got="a scalar, and nothing that fixes the dimension", wanted="a matrix")
             values = values * np.eye(dim)
-        if mean is None:
-            mean = np.zeros(values.shape[0] if values.ndim else 0)
-        return Gaussian(mean, **{kind: values})
+        return Gaussian(state.get("mean", np.zeros(values.shape[0])), **{kind: values})
     except InvalidInput as error:
-        if error.argument.startswith(name):
-            raise
-        raise InvalidInput(f"{name}.{error.argument}", got=error.got, wanted=error.wanted, fix=error.fix) from error
+        raise _within(f"{name}.", error) from error
 
 
-def _value(value: Any, name: str, folder: Path, *, samples: bool = False) -> Any:
-    """A number, nested lists, or the array in a file, as an array of numbers."""
-    if isinstance(value, str) and samples:
-        value = {"file": value}
+def _value(value: Any, name: str, folder: Path) -> np.ndarray:
+    """A number, nested lists, the array in a file, or a list of files (one a head), as an array."""
     if isinstance(value, dict):
         _known(value, FILE_KEYS, f"{name}.")
         if not isinstance(value.get("file"), str):
-            raise InvalidInput(name, got="a table without file", wanted='{ file = "weights.npz", key = "A" }')
-        return read_array(folder / value["file"], name, key=value.get("key"), columns=value.get("columns"))
+            got = _shown(value["file"]) if "file" in value else "no file"
+            raise InvalidInput(f"{name}.file", got=got, wanted='a name in quotes, as in { file = "weights.npz", key = "A" }')
+        return np.asarray(read_array(folder / value["file"], name, key=value.get("key"), columns=value.get("columns")))
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        heads = [_value(item, f"{name}[{i}]", folder) for i, item in enumerate(value)]
+        shapes = [head.shape for head in heads]
+        if len(set(shapes)) > 1:
+            raise InvalidInput(name, got=f"heads of shapes {shapes}", wanted="matrices of one shape")
+        return np.stack(heads)
     _only_numbers(value, name)
     try:
         return np.asarray(value, dtype=np.float64)
@@ -194,8 +233,11 @@ def _only_numbers(value: Any, name: str) -> None:
         for item in value:
             _only_numbers(item, name)
     elif isinstance(value, bool) or not isinstance(value, int | float):
-        fix = "take the quotes away" if isinstance(value, str) else ""
-        raise InvalidInput(name, got=repr(value), wanted="numbers", fix=fix)
+        fix = ""
+        if isinstance(value, str):
+            looks_like_file = "." in value and not value.replace(".", "").lstrip("+-").isdigit()
+            fix = f"write {{ file = {_shown(value)} }} to read a file" if looks_like_file else "take the quotes away"
+        raise InvalidInput(name, got=_shown(value), wanted="numbers", fix=fix)
 
 
 def _options(content: dict[str, Any]) -> dict[str, Any]:
@@ -204,30 +246,32 @@ def _options(content: dict[str, Any]) -> dict[str, Any]:
     options = dict(table)
     for key in ("t0", "t1", "step", "rtol", "atol"):
         if key in options:
-            options[key] = _number(options, key, "simulate", 0.0)
+            options[key] = _number(options[key], f"simulate.{key}")
     for key in ("points", "max_steps"):
         if key in options and (isinstance(options[key], bool) or not isinstance(options[key], int)):
-            raise InvalidInput(f"simulate.{key}", got=repr(options[key]), wanted="a whole number")
+            raise InvalidInput(f"simulate.{key}", got=_shown(options[key]), wanted="a whole number")
     for key in ("method", "solver"):
         if key in options and not isinstance(options[key], str):
-            raise InvalidInput(f"simulate.{key}", got=repr(options[key]), wanted="a name in quotes")
+            raise InvalidInput(f"simulate.{key}", got=_shown(options[key]), wanted="a name in quotes")
     if "error" in options and not isinstance(options["error"], bool):
-        raise InvalidInput("simulate.error", got=repr(options["error"]), wanted="true or false")
+        raise InvalidInput("simulate.error", got=_shown(options["error"]), wanted="true or false")
     if "ts" in options:
         options["ts"] = _value(options["ts"], "simulate.ts", Path())
     return options
 
 
-def _number(table: dict[str, Any], key: str, name: str, default: float) -> float:
-    value = table.get(key, default)
+def _number(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidInput(f"{name}.{key}", got=repr(value), wanted="a number")
+        fix = "take the quotes away" if isinstance(value, str) else ""
+        raise InvalidInput(name, got=_shown(value), wanted="a number", fix=fix)
+    if not math.isfinite(value):
+        raise InvalidInput(name, got=f"{value}", wanted="a finite number")
     return float(value)
 
 
 def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(content[name], dict):
-        raise InvalidInput(name, got=repr(content[name]), wanted=f"a table [{name}]")
+        raise InvalidInput(name, got=_shown(content[name]), wanted=f"a table [{name}]")
     return content[name]
 
 
@@ -235,7 +279,7 @@ def _known(table: dict[str, Any], names: tuple[str, ...], prefix: str) -> None:
     """Refuse keys that nobody reads: a misspelt one would otherwise be a silent default."""
     for key in table:
         if key not in names:
-            folded = {name.lower(): name for name in names}
+            folded = {name.lower(): name for name in reversed(names)}
             close = difflib.get_close_matches(key.lower(), list(folded), n=1, cutoff=0.5)
             raise InvalidInput(
                 f"{prefix}{key}",
@@ -245,3 +289,14 @@ def _known(table: dict[str, Any], names: tuple[str, ...], prefix: str) -> None:
             )
 
 
+def _within(prefix: str, error: InvalidInput) -> InvalidInput:
+    return InvalidInput(f"{prefix}{error.argument}", got=error.got, wanted=error.wanted, fix=error.fix)
+
+
+def _shown(value: Any, most: int = 60) -> str:
+    """A value as TOML would write it, or nearly, on one short line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[:most]}..."

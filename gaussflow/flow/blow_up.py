@@ -97,7 +97,7 @@ def blow_up_time(
                 )
         else:
             search, error = kernels.search(problem, None, settings=settings)
-        record = BlowUp(search.time, error, search.factor, search.found)
+        record = BlowUp(search.time, error, search.factor, search.turning, search.found)
     if concrete and not bool(np.asarray(record.found)):
         return None
     return record

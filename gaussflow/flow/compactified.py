@@ -43,6 +43,7 @@ class Search(NamedTuple):
     found: Array
     time: Array
     factor: Array
+    turning: Array
     status: Array
     steps: Array
 
@@ -205,7 +206,12 @@ def search_blow_up(
     tail = _remaining_time(sign * jnp.sum(l * bounded), sign * jnp.sum(l * linear), u, found)
     elapsed = jnp.where(found, end.y[-1] + tail, end.y[-1])
     shape = l[:, :r] / jnp.where(point, 1.0, frobenius_norm(l[:, :r]))
-    return Search(found, t0 + sign * elapsed, shape, end.status, end.steps)
+    # Where V and B turn the shape for ever (a spiral), its speed shows the directions it is about to visit.
+    alpha, gamma = scales(layer)
+    speed = rates(layer, end.y, alpha, gamma, False)
+    turning = speed[:-2].reshape(d, k)[:, :r] / jnp.where(found & (speed[-2] > 0), speed[-2], 1.0)
+    turning = jax.lax.stop_gradient(jnp.where(found, turning, 0.0))
+    return Search(found, t0 + sign * elapsed, shape, turning, end.status, end.steps)
 
 
 def _remaining_time(a: Array, c: Array, u: Array, found: Array) -> Array:

@@ -188,7 +188,7 @@ def exact_blow_up(A: Array, v: Array, B: Array, problem: Problem, *, kind: str) 
     sign = jnp.where(problem.t1 >= problem.t0, 1.0, -1.0)
     Q = sign * v * (B + transpose(B))
     end = find_exact_blow_up(sign * A, Q, problem.factor, jnp.abs(problem.t1 - problem.t0), kind=kind)
-    return BlowUp(problem.t0 + sign * end.time, end.error, end.factor, end.found)
+    return BlowUp(problem.t0 + sign * end.time, end.error, end.factor, jnp.zeros_like(end.factor), end.found)
 
 
 def exact(

@@ -211,7 +211,7 @@ def _run_concrete(
     problem = problem._replace(t0=jnp.asarray(problem.t0), t1=jnp.asarray(problem.t1))
     found, error = kernels.search_jit(problem, rest, settings=settings)
     if bool(np.asarray(found.found)):
-        blow_up = BlowUp(found.time, error, found.factor, found.found)
+        blow_up = BlowUp(found.time, error, found.factor, found.turning, found.found)
         if ts is None:
             ts = graded_times(problem.t0, found.time, settings.points or 1)
         sign = jnp.where(problem.t1 >= problem.t0, 1.0, -1.0)
@@ -249,7 +249,7 @@ def _run_traced(
     asked, valid, end, blow_up = times, jnp.ones(times.shape, bool), problem.t1, None
     if may_blow_up(problem.schedule, problem.t0):
         found, error = kernels.search(problem, None, settings=settings)
-        blow_up = BlowUp(found.time, error, found.factor, found.found)
+        blow_up = BlowUp(found.time, error, found.factor, found.turning, found.found)
         if ts is None:
             crowded = graded_times(problem.t0, jax.lax.stop_gradient(found.time), settings.points or 1)
             asked = jnp.where(found.found, crowded, times)
@@ -349,7 +349,7 @@ def no_blow_up(start: Gaussian) -> BlowUp:
         infinity = np.asarray(np.inf, start.factor.dtype)
         zeros = np.zeros(start.factor.shape, start.factor.dtype)
         with jax.ensure_compile_time_eval():
-            _NO_BLOW_UP[key] = BlowUp(*(jnp.asarray(x) for x in (infinity, infinity, zeros, np.asarray(False))))
+            _NO_BLOW_UP[key] = BlowUp(*(jnp.asarray(x) for x in (infinity, infinity, zeros, zeros, np.asarray(False))))
     return _NO_BLOW_UP[key]
 
 

@@ -48,7 +48,10 @@ class BlowUp(eqx.Module):
     error:
         an estimate of its absolute error (numerical, not a proof).
     factor:
-        the limit of L / ‖L‖ as t → t*, shape (d, r): Σ / tr Σ tends to its Gram matrix.
+        the limit of L / ‖L‖ as t → t*, shape (d, r): Σ / tr Σ tends to its Gram matrix. Where it spirals and has no
+        limit, its last value.
+    turning:
+        how fast ``factor`` still turns for each e-fold of tr Σ, (d, r); zero where there is a limit.
     found:
         whether there is a blow-up before the end; always true where code outside ``jit`` and ``vmap`` sees one.
     """
@@ -56,12 +59,17 @@ class BlowUp(eqx.Module):
     time: Float[Array, "*batch"]
     error: Float[Array, "*batch"]
     factor: Float[Array, "*batch d r"]
+    turning: Float[Array, "*batch d r"]
     found: Bool[Array, "*batch"]
 
     @property
     def directions(self) -> np.ndarray:
-        """Orthonormal columns, shape (d, k), spanning the part of the space in which Σ blows up (host only)."""
-        left, values, _ = np.linalg.svd(np.asarray(self.factor, dtype=np.float64), full_matrices=False)
+        """Orthonormal columns, shape (d, k), spanning the part of the space in which Σ blows up (host only).
+
+        A spiralling shape counts with the directions it turns into.
+        """
+        columns = np.concatenate([np.asarray(self.factor), np.asarray(self.turning)], axis=1)
+        left, values, _ = np.linalg.svd(columns, full_matrices=False)
         # Directions that stay bounded have shrunk to e^-20 by the time the flow stops; those that blow up are of order 1.
         directions = left[:, values > 1e-4 * np.max(values, initial=0.0)]
         signs = np.sign(directions[np.argmax(np.abs(directions), axis=0), np.arange(directions.shape[1])])

@@ -39,6 +39,9 @@ def plot_means(trajectory: Trajectory, ax: Any = None) -> Any:
     ts, means = _check(trajectory), np.asarray(trajectory.means)
     _lines(ax, ts, means, r"$\mu_{%d}$", of="coordinates")
     ax.set_ylabel(r"mean $\mu(t)$")
+    if np.ptp(means) < 1e-9 * max(float(np.max(np.abs(means))), 1e-300) or not np.any(means):
+        centre = float(np.mean(means))
+        ax.set_ylim(centre - 0.5, centre + 0.5)
     if trajectory.blow_up is not None and np.max(np.abs(means)) > 100 * (np.median(np.abs(means)) + 1e-300):
         ax.set_yscale("symlog", linthresh=max(float(np.median(np.abs(means))), 1e-12))
     return _finish(ax, trajectory)
@@ -51,6 +54,9 @@ def plot_log_det(trajectory: Trajectory, ax: Any = None) -> Any:
     with np.errstate(divide="ignore"):
         log_det = np.sum(np.log(values), axis=1) if values.shape[1] else np.full(len(ts), np.nan)
     ax.plot(ts, np.where(np.isfinite(log_det), log_det, np.nan), color=COLOURS[0])
+    finite = log_det[np.isfinite(log_det)]
+    if finite.size and np.ptp(finite) < 0.1:
+        ax.set_ylim(finite.mean() - 0.5, finite.mean() + 0.5)
     singular = values.shape[1] < trajectory.means.shape[1]
     ax.set_ylabel(r"$\log\,\det\,\Sigma(t)$" + (" on its range" if singular else ""))
     return _finish(ax, trajectory)
@@ -175,6 +181,8 @@ def _keep_readable(ax: Any, values: np.ndarray) -> None:
         low, high = float(finite.min()), float(finite.max())
         if high / low > 1e20:
             ax.set_ylim(bottom=high * 1e-20)
+        elif high / low < 1.1:  # a constant is a straight line, not its rounding errors
+            ax.set_ylim(low / 1.5, high * 1.5)
 
 
 def _finish(ax: Any, trajectory: Trajectory) -> Any:
@@ -186,7 +194,7 @@ def _finish(ax: Any, trajectory: Trajectory) -> Any:
         left = time >= float(trajectory.ts[0])
         ax.annotate(
             f"blow-up\n$t^* = {time:.5g}$",
-            xy=(time, 0.5),
+            xy=(time, 0.75),
             xycoords=("data", "axes fraction"),
             xytext=(-5 if left else 5, 0),
             textcoords="offset points",
