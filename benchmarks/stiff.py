@@ -126,7 +126,10 @@ def main() -> None:
 
 def report(d: int, name: str, found) -> None:
     elapsed, achieved, rtol, steps = found
-    print(f"{d:4d}   {name:<10} {rtol:.0e}  {achieved:.1e}  {steps:6d}  {elapsed:8.4f}  {elapsed / steps:9.5f}", flush=True)
+    print(
+        f"{d:4d}   {name:<10} {rtol:.0e}  {achieved:.1e}  {steps:6d}  {elapsed:8.4f}  {elapsed / steps:9.5f}",
+        flush=True,
+    )
 
 
 def check_reference(p, reference) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from gaussflow.errors import InvalidInput, warn_about_single_precision
 
 def default_dtype() -> Any:
     """float64, or float32 (with one :class:`PrecisionWarning`) where the user left JAX in single precision."""
-    if jax.config.jax_enable_x64:  # ty: ignore
+    if getattr(jax.config, "jax_enable_x64"):  # noqa: B009 (the attribute is not in its type)
         return jnp.float64
     warn_about_single_precision()
     return jnp.float32
@@ -24,6 +25,12 @@ def default_dtype() -> Any:
 def is_concrete(*values: Any) -> bool:
     """True if no leaf of ``values`` is a JAX tracer, so that numbers may be looked at."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(values))
+
+
+def input_precision(value: Any) -> np.dtype:
+    """The floating type in whose rounding a concrete ``value`` was written: double for integers and bare numbers."""
+    dtype = np.asarray(value).dtype
+    return dtype if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 8 else np.dtype(np.float64)
 
 
 def shape_in_words(shape: tuple[int, ...]) -> str:
@@ -40,30 +47,35 @@ def as_real_array(value: Any, argument: str, *, finite: bool = True) -> Array:
 
 
 def as_host_array(value: Any, argument: str, *, finite: bool = True) -> Any:
-    """As :func:`as_real_array`, but concrete values stay NumPy arrays: a compiled function takes them at no extra cost."""
+    """As :func:`as_real_array`, but concrete values stay NumPy arrays, which a compiled function takes at no cost."""
     if isinstance(value, jax.core.Tracer):
         if jnp.issubdtype(value.dtype, jnp.complexfloating):
             raise _complex(argument)
         return value.astype(default_dtype())
+    if np.ma.is_masked(value):
+        raise InvalidInput(argument, got="masked entries", wanted="a complete array", fix="impute or remove them")
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):
-        if not is_concrete(value):  # a nested list that holds tracers
-            return as_host_array(jnp.asarray(value), argument, finite=finite)
-        raise InvalidInput(
-            argument,
-            got="rows of different lengths",
-            wanted="a rectangular array of real numbers",
-            fix="check that every row has the same number of entries",
-        ) from None
+        if not is_concrete(value):
+            return _of_tracers(value, argument, finite)
+        raise _ragged(argument) from None
     if np.iscomplexobj(array):
         raise _complex(argument)
-    if array.dtype == object or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
+    if array.dtype == object:
         if not is_concrete(value):
-            return as_host_array(jnp.asarray(value), argument, finite=finite)
-        if not jnp.issubdtype(array.dtype, np.number):  # also admits bfloat16 and its kin
-            shown = type(value).__name__ if array.dtype == object else f"entries of type {array.dtype}"
-            raise InvalidInput(argument, got=shown, wanted="real numbers", fix="pass numbers or an array of them")
+            return _of_tracers(value, argument, finite)
+        if not array.size or not all(isinstance(entry, numbers.Real) for entry in array.flat):
+            raise InvalidInput(
+                argument, got=type(value).__name__, wanted="real numbers", fix="pass numbers or an array of them"
+            )
+    elif array.dtype.kind not in "biuf" and not jnp.issubdtype(array.dtype, jnp.floating):  # bfloat16 and its kin count
+        raise InvalidInput(
+            argument,
+            got=f"entries of type {array.dtype}",
+            wanted="real numbers",
+            fix="pass numbers or an array of them",
+        )
     array = array.astype(np.float64)
     if finite and not np.all(np.isfinite(array)):
         bad = np.argwhere(~np.isfinite(array))
@@ -86,8 +98,28 @@ def as_host_array(value: Any, argument: str, *, finite: bool = True) -> Any:
     return array.astype(dtype)
 
 
+def _of_tracers(value: Any, argument: str, finite: bool) -> Any:
+    """A nested list that holds tracers, as one tracer."""
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError):
+        raise _ragged(argument) from None
+    return as_host_array(array, argument, finite=finite)
+
+
+def _ragged(argument: str) -> InvalidInput:
+    return InvalidInput(
+        argument,
+        got="rows of different lengths",
+        wanted="a rectangular array of real numbers",
+        fix="check that every row has the same number of entries",
+    )
+
+
 def _complex(argument: str) -> InvalidInput:
-    return InvalidInput(argument, got="complex numbers", wanted="real numbers", fix="take the real part, if that is meant")
+    return InvalidInput(
+        argument, got="complex numbers", wanted="real numbers", fix="take the real part, if that is meant"
+    )
 
 
 def as_number(value: Any, argument: str, *, finite: bool = True) -> Any:

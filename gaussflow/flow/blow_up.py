@@ -20,6 +20,7 @@ from gaussflow.flow.simulate import (
     check_tolerances,
     closed_form_inputs,
     has_closed_form,
+    is_known,
     may_blow_up,
     no_blow_up,
 )
@@ -31,14 +32,14 @@ from gaussflow.layers.schedule import as_schedule
 
 def blow_up_time(
     parameters: Any,
-    gaussian: Gaussian,
+    gaussian: Gaussian | Any,
     horizon: Any = 100.0,
     *,
     t0: Any = 0.0,
-    method: str = "auto",
+    method: str | Any = "auto",
     rtol: Any = None,
-    max_steps: int | None = None,
-    differentiate: str = "reverse",
+    max_steps: int | Any = None,
+    differentiate: str | Any = "reverse",
 ) -> BlowUp | None:
     """The first finite-time blow-up of the covariance within ``horizon`` after t0.
 
@@ -73,7 +74,7 @@ def blow_up_time(
         raise InvalidInput("horizon", got="nan", wanted="a length of time")
     t1 = jnp.clip(t0 + horizon, schedule.edges[0], schedule.edges[-1])
     rtol, atol = check_tolerances(rtol, None)
-    concrete = is_concrete(schedule, gaussian, t0, t1, rtol)
+    concrete = is_known(schedule, t0, gaussian, t1, rtol)
     kind = "lax" if concrete or differentiate == "forward" else "checkpointed"
     settings = Settings(1, tableau_of("dopri8"), False, max_steps or MAX_STEPS, kind)
     t0, t1, rtol, atol = (jnp.asarray(x) for x in (t0, t1, LOCAL_SHARE * rtol, atol))
@@ -83,7 +84,7 @@ def blow_up_time(
         raise InvalidInput("method", got="'exact'", wanted="constant parameters with V = vI for the closed form")
     if closed:
         run = kernels.exact_blow_up_jit if concrete else kernels.exact_blow_up
-        record = run(*closed_form_inputs(problem), problem._replace(schedule=None), kind=kind)
+        record = run(*closed_form_inputs(problem), problem, kind=kind)
     elif not may_blow_up(schedule, t0):
         record = no_blow_up(gaussian)
     else:

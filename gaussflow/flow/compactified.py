@@ -176,9 +176,7 @@ def search_blow_up(
         status = jnp.where((status == RUNNING) & accept & high & (growth > LEAST_GROWTH), BLOW_UP, status)
         status = jnp.where((status == RUNNING) & (y[-2] > u0 + PATIENCE), Status.NO_BLOW_UP_DIRECTION, status)
         rejected_in_a_row = jnp.where(accept, 0, s.rejected_in_a_row + 1)
-        status = jnp.where(
-            (status == RUNNING) & (rejected_in_a_row > MOST_REJECTIONS), Status.STEP_TOO_SMALL, status
-        )
+        status = jnp.where((status == RUNNING) & (rejected_in_a_row > MOST_REJECTIONS), Status.STEP_TOO_SMALL, status)
         steps = s.steps + 1
         status = jnp.where((status == RUNNING) & (steps >= max_steps), Status.OUT_OF_STEPS, status)
         return _State(h_next, y, piece, steps, rejected_in_a_row, status)

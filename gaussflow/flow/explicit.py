@@ -137,9 +137,7 @@ def integrate_explicit(
             limited = jnp.abs(h) * turned > STABILITY_LIMIT * moved
             stiff_in_a_row = jnp.where(accept, jnp.where(limited & (moved > 0), stiff_in_a_row + 1, 0), stiff_in_a_row)
             many_left = jnp.abs(t1 - t) > WORTH_SWITCHING * h_next
-            status = jnp.where(
-                (status == RUNNING) & (stiff_in_a_row >= STIFF_STEPS) & many_left, Status.STIFF, status
-            )
+            status = jnp.where((status == RUNNING) & (stiff_in_a_row >= STIFF_STEPS) & many_left, Status.STIFF, status)
         if stop is not None:
             status = jnp.where((status == RUNNING) & accept & stop(y), Status.GREW, status)
         too_small = (rejected_in_a_row > MOST_REJECTIONS) | (h_next <= rounding * jnp.abs(t)) & (remaining > h_next)
@@ -177,7 +175,9 @@ def _save(tableau: Tableau, s: _State, trial: Any, h: Array, ts: Array, due: Arr
             i, buffer = carry
             return i + 1, buffer.at[i].set(local.evaluate(ts[jnp.minimum(i, ts.shape[0] - 1)]))
 
-        return bounded_loop(lambda c: c[0] < due, one, (s.next_save, saved), ts.shape[0], kind, buffers=lambda c: c[1])[1]
+        return bounded_loop(lambda c: c[0] < due, one, (s.next_save, saved), ts.shape[0], kind, buffers=lambda c: c[1])[
+            1
+        ]
 
     if ts.shape[0] == 0:
         return s.saved, s.next_save

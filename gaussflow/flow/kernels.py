@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from gaussflow.flow.compactified import Search, growth_scales, search_blow_up
-from gaussflow.flow.exact import exact_blow_up as find_exact_blow_up
 from gaussflow.flow.exact import MOST_RESTARTS, exact_factors, restarts_needed
+from gaussflow.flow.exact import exact_blow_up as find_exact_blow_up
 from gaussflow.flow.explicit import integrate_explicit
 from gaussflow.flow.forms import FORMS
 from gaussflow.flow.run import Run, Status
@@ -112,7 +112,7 @@ def explicit(
         kind=settings.kind,
     )
     means, rest_saved = form.split(run.saved)
-    return Saved(ts, means, rest_saved, jnp.arange(ts.shape[0]) < run.count, run._replace(saved=None))
+    return Saved(ts, means, rest_saved, jnp.arange(ts.shape[0]) < run.reached, run._replace(saved=None))
 
 
 def _suspicious_size(problem: Problem) -> Array:
@@ -180,7 +180,7 @@ def stiff(
         kind=settings.kind,
     )
     means, covariances = run.saved
-    return Saved(ts, means, covariances, jnp.arange(ts.shape[0]) < run.count, run._replace(saved=None, state=None))
+    return Saved(ts, means, covariances, jnp.arange(ts.shape[0]) < run.reached, run._replace(saved=None, state=None))
 
 
 def exact_blow_up(A: Array, v: Array, B: Array, problem: Problem, *, kind: str) -> BlowUp:
@@ -216,7 +216,7 @@ def exact(
     means = jnp.zeros((ts.shape[0], A.shape[0]), A.dtype)
     zero = jnp.zeros((), int)
     feasible = restarts_needed(A, elapsed[-1]) <= MOST_RESTARTS
-    run = Run(None, jnp.sum(valid), t1, None, Status.REACHED_END, zero, zero, zero)
+    run = Run(None, jnp.sum(valid), t1, None, jnp.asarray(Status.REACHED_END), zero, zero, zero)
     if moves:
         # A linear equation along Σ(t), without a closed form of its own unless B, Σ and A commute.
         form = FORMS["covariance" if problem.factor.shape[0] == problem.factor.shape[1] else "factor"]
@@ -234,12 +234,12 @@ def exact(
             kind=settings.kind,
         )
         means = form.split(run.saved)[0]
-        valid = valid & (jnp.arange(ts.shape[0]) < run.count)
+        valid = valid & (jnp.arange(ts.shape[0]) < run.reached)
     status = jnp.where(feasible, run.status, Status.OUT_OF_STEPS)
     return Saved(ts, means, factors, valid & feasible, run._replace(saved=None, status=status)), blow_up
 
 
-def times_before(blow_up: BlowUp, t0: Array, sign: Array, ts: Array) -> tuple[Array, Array]:
+def times_before(blow_up: BlowUp, t0: Any, sign: Array, ts: Any) -> tuple[Array, Array]:
     """Which save times lie strictly before the blow-up, and the times with the others moved to the last of those."""
     limit = jax.lax.stop_gradient(blow_up.time) - sign * blow_up.error
     valid = ~blow_up.found | (sign * (ts - limit) < 0)

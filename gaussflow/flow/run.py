@@ -32,12 +32,12 @@ class Status:
 class Run(NamedTuple):
     """One pass of an integrator.
 
-    ``saved`` has the structure of a state with a leading axis of save times; entries from ``count`` on repeat the last
+    ``saved`` has the structure of a state with a leading axis of save times; entries from ``reached`` on repeat the last
     valid state. ``t`` and ``state`` are where it stopped, ``status`` one of :class:`Status`.
     """
 
     saved: Any
-    count: Array
+    reached: Array
     t: Array
     state: Any
     status: Array

@@ -23,6 +23,7 @@ from gaussflow.gaussian import Gaussian, assembled
 from gaussflow.layers.field import MeanFieldLayer
 from gaussflow.layers.parameters import Parameters
 from gaussflow.layers.schedule import Constant, Schedule, as_schedule
+from gaussflow.linalg import psd_sqrt
 
 METHODS = ("auto", "covariance", "factor", "exact", "stiff")
 MAX_STEPS = 16384
@@ -36,21 +37,21 @@ ABSOLUTE_SHARE = 1e-6
 
 def simulate(
     parameters: Any,
-    gaussian: Gaussian,
+    gaussian: Gaussian | Any,
     *,
     t0: Any = 0.0,
     t1: Any = 5.0,
     ts: Any = None,
-    points: int = 200,
+    points: int | Any = 200,
     dense: bool = False,
-    method: str = "auto",
+    method: str | Any = "auto",
     solver: Any = None,
     step: Any = None,
     rtol: Any = None,
     atol: Any = None,
-    max_steps: int | None = None,
+    max_steps: int | Any = None,
     error: bool = False,
-    differentiate: str = "reverse",
+    differentiate: str | Any = "reverse",
 ) -> Trajectory:
     """Integrate the mean-field Transformer flow of a Gaussian (arXiv 2606.07600, Proposition 2.1).
 
@@ -108,7 +109,7 @@ def simulate(
     _check_choice("method", method, METHODS)
     _check_choice("differentiate", differentiate, ("reverse", "forward"))
     t0, t1 = check_interval(t0, t1, schedule)
-    concrete = is_concrete(schedule, gaussian, t0, t1, ts, step, rtol, atol)
+    concrete = is_known(schedule, t0, gaussian, t1, ts, step, rtol, atol)
     if ts is not None:
         ts = check_save_times(ts, t0, t1)
     points = check_points(points)
@@ -125,7 +126,9 @@ def simulate(
         kind="lax" if concrete or differentiate == "forward" else "checkpointed",
     )
     if not fixed_step and not any(settings.tableau.error_weights):
-        raise InvalidInput("solver", got=settings.tableau.name, wanted="a solver with an error estimate, or a fixed step")
+        raise InvalidInput(
+            "solver", got=settings.tableau.name, wanted="a solver with an error estimate, or a fixed step"
+        )
     problem = Problem(schedule, gaussian.mean, gaussian.factor, t0, t1, LOCAL_SHARE * rtol, atol)
     explicit_only = solver is not None or fixed_step
     form = _choose_form(method, schedule, gaussian, t0, t1, concrete, explicit_only)
@@ -153,18 +156,25 @@ class Restart(eqx.Module):
     """How to reach a time between two saved states: integrate there from the earlier one."""
 
     schedule: Schedule
-    rtol: Array
-    atol: Array
+    rtol: Any
+    atol: Any
     method: str = eqx.field(static=True)
     kind: str = eqx.field(static=True)
 
     def __call__(self, start: Gaussian, t0: Array, t: Array) -> Gaussian:
         problem = Problem(self.schedule, start.mean, start.factor, t0, t, LOCAL_SHARE * self.rtol, self.atol)
         settings = Settings(1, tableau_of("dopri8"), False, MAX_STEPS, self.kind)
-        saved = kernels.explicit(
-            problem, None, None, None, None, settings=settings, form_name="factor", watch=False, detect_stiffness=False
-        )
-        return Gaussian(saved.means[0], factor=saved.rest[0])
+        if self.method == "stiff":
+            saved = kernels.stiff(problem, None, None, None, rest=None, settings=settings, watch=False)
+            factor = psd_sqrt(saved.rest[0])
+        else:
+            saved = kernels.explicit(
+                problem, None, None, None, None, settings=settings, form_name="factor", watch=False,
+                detect_stiffness=False,
+            )  # fmt: skip
+            factor = saved.rest[0]
+        arrived = saved.run.status == Status.REACHED_END
+        return Gaussian(jnp.where(arrived, saved.means[0], jnp.nan), factor=jnp.where(arrived, factor, jnp.nan))
 
 
 def _run_concrete(
@@ -188,17 +198,41 @@ def _run_concrete(
             problem, rest, ts, end, step, settings=settings, form_name=form, watch=watch, detect_stiffness=detect
         )
 
+    def search() -> tuple[Any, Array]:
+        return kernels.search_jit(problem, rest, settings=settings)
+
+    def before(found: Any, error: Array, form: str) -> Trajectory:
+        blow_up = BlowUp(found.time, error, found.factor, found.turning, found.found)
+        t0, t1 = jnp.asarray(problem.t0), jnp.asarray(problem.t1)
+        asked = graded_times(t0, found.time, settings.points or 1) if ts is None else jnp.asarray(ts)
+        valid, times = kernels.times_before(blow_up, t0, jnp.where(t1 >= t0, 1.0, -1.0), asked)
+        form = "factor" if form == "stiff" else form
+        saved = attempt(form, times, times[-1], watch=False)
+        return _assemble(
+            start, saved._replace(ts=asked, valid=valid & saved.valid), form, Outcome.BLOW_UP, blow_up, trim=True
+        )
+
+    if settings.fixed_step and can_blow_up:
+        # A fixed step can jump over a blow-up without noticing.
+        found, error = search()
+        if bool(np.asarray(found.found)):
+            return before(found, error, form)
+        can_blow_up = False
+
     saved = attempt(form, ts, watch=can_blow_up, detect=auto)
     status = int(np.asarray(saved.run.status))
-    if auto and status in (Status.STIFF, Status.OUT_OF_STEPS) and _autonomous(arrays, rest, problem.t0):
-        implicit = attempt("stiff", ts, watch=can_blow_up)
-        if int(np.asarray(implicit.run.status)) in (Status.REACHED_END, Status.GREW):
+    if auto and status in (Status.STIFF, Status.OUT_OF_STEPS):
+        implicit = attempt("stiff", ts, watch=can_blow_up) if _autonomous(arrays, rest, problem.t0) else None
+        if implicit is not None and int(np.asarray(implicit.run.status)) in (Status.REACHED_END, Status.GREW):
             form, saved = "stiff", implicit
         elif status == Status.STIFF:
             saved = attempt(form, ts, watch=can_blow_up)
         status = int(np.asarray(saved.run.status))
-    if auto and form == "covariance" and status == Status.REACHED_END and not _well_conditioned(
-        _last_covariance(saved), problem.rtol
+    if (
+        auto
+        and form == "covariance"
+        and status == Status.REACHED_END
+        and not _well_conditioned(_last_covariance(saved), problem.rtol)
     ):
         # Small eigenvalues drown in the errors of the large ones; the factor form resolves them.
         form, saved = "factor", attempt("factor", ts, watch=can_blow_up)
@@ -208,18 +242,9 @@ def _run_concrete(
     if not can_blow_up:
         return _assemble(start, saved, form, Outcome.FAILED, None, trim=True)
 
-    problem = problem._replace(t0=jnp.asarray(problem.t0), t1=jnp.asarray(problem.t1))
-    found, error = kernels.search_jit(problem, rest, settings=settings)
+    found, error = search()
     if bool(np.asarray(found.found)):
-        blow_up = BlowUp(found.time, error, found.factor, found.turning, found.found)
-        if ts is None:
-            ts = graded_times(problem.t0, found.time, settings.points or 1)
-        sign = jnp.where(problem.t1 >= problem.t0, 1.0, -1.0)
-        valid, times = kernels.times_before(blow_up, problem.t0, sign, jnp.asarray(ts))
-        explicit_form = form if form != "stiff" else "factor"
-        saved = attempt(explicit_form, times, times[-1], watch=False)
-        saved = saved._replace(ts=jnp.asarray(ts), valid=valid & saved.valid)
-        return _assemble(start, saved, explicit_form, Outcome.BLOW_UP, blow_up, trim=True)
+        return before(found, error, form)
     if status == Status.GREW:
         # It grows, but not to infinity before t1: integrate again without the watch.
         saved = attempt(form, ts, watch=False, detect=auto)
@@ -244,7 +269,8 @@ def _run_traced(
         inputs = closed_form_inputs(problem)
         result = kernels.exact(*inputs, problem, ts, settings=settings, moves=_moves(problem))
         return _assemble_exact(start, result, trim=False)
-    problem = jax.tree_util.tree_map(jnp.asarray, problem)
+    numbers = {name: jnp.asarray(getattr(problem, name)) for name in ("t0", "t1", "rtol", "atol")}
+    problem = problem._replace(**numbers)
     times = even_times(problem.t0, problem.t1, settings.points or 1) if ts is None else jnp.asarray(ts)
     asked, valid, end, blow_up = times, jnp.ones(times.shape, bool), problem.t1, None
     if may_blow_up(problem.schedule, problem.t0):
@@ -418,6 +444,13 @@ def _autonomous(arrays: Schedule, rest: Any, t0: Any) -> bool:
     return _layer_shape(schedule, t0).autonomous
 
 
+def is_known(schedule: Schedule, t0: Any, *values: Any) -> bool:
+    """Whether all numbers of a problem are at hand, so that the host may decide by them."""
+    # A function of time may hold traced values in its closure: what it returns shows them.
+    shown = schedule if isinstance(schedule, Constant) else (schedule, _layer_shape(schedule, t0))
+    return is_concrete(shown, t0, *values)
+
+
 def _layer_shape(schedule: Schedule, t0: Any) -> MeanFieldLayer:
     """A layer of the schedule, for what it declares about itself."""
     return schedule.layer if isinstance(schedule, Constant) else schedule.layer_in_piece(0, t0)
@@ -459,7 +492,11 @@ def check_gaussian(gaussian: Any, schedule: Schedule) -> None:
 def _short(schedule: Schedule, t0: Any, t1: Any) -> bool:
     """Whether the closed form takes a reasonable number of restarts; an implicit method is for what is longer."""
     A = np.asarray(schedule.layer.A)  # type: ignore[attr-defined]
-    rate = np.abs(A) if A.ndim == 0 else np.sqrt(np.abs(A).sum(0).max(initial=0.0)) * np.sqrt(np.abs(A).sum(1).max(initial=0.0))
+    rate = (
+        np.abs(A)
+        if A.ndim == 0
+        else np.sqrt(np.abs(A).sum(0).max(initial=0.0)) * np.sqrt(np.abs(A).sum(1).max(initial=0.0))
+    )
     return bool(rate * abs(float(t1) - float(t0)) <= LONGEST_CLOSED_FORM)
 
 

@@ -54,7 +54,7 @@ def check_points(points: Any) -> int:
     return int(points)
 
 
-def even_times(t0: Array, t1: Array, points: int) -> Float[Array, " n"]:
+def even_times(t0: Any, t1: Any, points: int) -> Float[Array, " n"]:
     """``points`` times from t0 to t1, both included and exact."""
     if points == 1:
         return jnp.reshape(t1, (1,))
@@ -62,7 +62,7 @@ def even_times(t0: Array, t1: Array, points: int) -> Float[Array, " n"]:
     return (t0 + (t1 - t0) * fraction).at[-1].set(t1)
 
 
-def graded_times(t0: Array, blow_up: Array, points: int) -> Float[Array, " n"]:
+def graded_times(t0: Any, blow_up: Any, points: int) -> Float[Array, " n"]:
     """Times from t0 that crowd towards a blow-up like (t* - t) = (t* - t0)(1 - i/n)², and stay before it."""
     fraction = jnp.arange(points, dtype=t0.dtype) / points
     return blow_up - (blow_up - t0) * (1 - fraction) ** 2

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from gaussflow.arrays import as_real_array, is_concrete
-from gaussflow.errors import InvalidInput
+from gaussflow.errors import InvalidInput, NumericalFailure
 from gaussflow.flow.run import Status
 from gaussflow.gaussian import Gaussian, assembled
 from gaussflow.linalg import gram, psd_sqrt
@@ -20,15 +20,16 @@ from gaussflow.linalg import gram, psd_sqrt
 class Outcome(eqx.Enumeration):
     """How a simulation ended; compare with ``==``, print with :meth:`Outcome.label`."""
 
-    COMPLETED = "completed"
-    BLOW_UP = "blow-up"
-    FAILED = "failed"
+    COMPLETED: Any = "completed"
+    BLOW_UP: Any = "blow-up"
+    FAILED: Any = "failed"
 
 
 def outcome_label(outcome: Any) -> str:
     """The outcome in words; for a batch, a count of each kind."""
     values = np.atleast_1d(np.asarray(outcome._value))
-    names = [Outcome[item] for item in (Outcome.COMPLETED, Outcome.BLOW_UP, Outcome.FAILED)]
+    kinds: Any = Outcome  # an enumeration of equinox is indexed by its items, which its type does not say
+    names = [kinds[item] for item in (Outcome.COMPLETED, Outcome.BLOW_UP, Outcome.FAILED)]
     if values.size == 1:
         return names[int(values.reshape(-1)[0])]
     counts = [(int(np.sum(values == i)), name) for i, name in enumerate(names)]
@@ -124,7 +125,10 @@ class Trajectory(eqx.Module):
     @property
     def covariances(self) -> Float[Array, "*batch n d d"]:
         """Σ at the saved times, exactly symmetric."""
-        return gram(self.saved_factors) if self.saved_covariances is None else self.saved_covariances
+        if self.saved_covariances is not None:
+            return self.saved_covariances
+        assert self.saved_factors is not None
+        return gram(self.saved_factors)
 
     @property
     def factors(self) -> Float[Array, "*batch n d r"]:
@@ -159,11 +163,11 @@ class Trajectory(eqx.Module):
             return assembled(Gaussian, mean=mean, factor=pick(self.saved_factors, self.start.factor))
         return assembled(Gaussian, mean=mean, factor=psd_sqrt(pick(self.saved_covariances, self.start.covariance)))
 
-    def __getitem__(self, index: int) -> Gaussian:
+    def __getitem__(self, index: Any) -> Gaussian:
         """The state at one saved time."""
-        if self.saved_factors is None:
-            return assembled(Gaussian, mean=self.means[index], factor=psd_sqrt(self.saved_covariances[index]))
-        return assembled(Gaussian, mean=self.means[index], factor=self.saved_factors[index])
+        if self.saved_factors is not None:
+            return assembled(Gaussian, mean=self.means[index], factor=self.saved_factors[index])
+        return assembled(Gaussian, mean=self.means[index], factor=psd_sqrt(self.covariances[index]))
 
     def __call__(self, t: Any) -> Gaussian:
         """The state at any time between the first and the last saved one (``dense=True``).
@@ -186,7 +190,10 @@ class Trajectory(eqx.Module):
                 raise InvalidInput(
                     "t", got=f"{first_bad:g}", wanted=f"a time from {float(self.ts[0]):g} to {float(last):g}"
                 )
-        return _evaluate(self, t, sign)
+        state = _evaluate(self, t, sign)
+        if is_concrete(state) and not bool(jnp.all(jnp.isfinite(state.mean))):
+            raise NumericalFailure("the state between two saved ones could not be reached; save more points")
+        return state
 
     def __str__(self) -> str:
         return summary(self)
@@ -232,7 +239,9 @@ def summary(trajectory: Trajectory) -> str:
     if trajectory.blow_up is not None:
         rows.append(("blow-up", str(trajectory.blow_up).removeprefix("blow-up at ")))
     if trajectory.ts.shape[0]:
-        rows.append(("time", f"{float(trajectory.ts[0]):g} to {float(trajectory.ts[-1]):.10g}, {len(trajectory.ts)} points"))
+        rows.append(
+            ("time", f"{float(trajectory.ts[0]):g} to {float(trajectory.ts[-1]):.10g}, {len(trajectory.ts)} points")
+        )
     rows.append(("final mean", in_short(np.asarray(final.mean))))
     rows.append(("eigenvalues", in_short(_eigenvalues(final)) or "none: a point"))
     rows.append(("method", f"{trajectory.method}, {int(trajectory.stats['steps'])} steps"))

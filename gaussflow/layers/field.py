@@ -56,37 +56,28 @@ class AffineField(eqx.Module):
 
 
 def _product(chain: Chain) -> Array:
-    """The product of a chain, split at its narrowest inner dimension, so that thin factors are multiplied first."""
-    if len(chain) == 1:
-        return chain[0]
-    scalars = [factor for factor in chain if factor.ndim == 0]
+    """The product of a chain, scalars last."""
     matrices = [factor for factor in chain if factor.ndim > 0]
-    result = _matrix_product(matrices)
+    scalars = [factor for factor in chain if factor.ndim == 0]
+    product = _matrix_product(matrices) if matrices else scalars.pop()
     for scalar in scalars:
-        result = scalar if result is None else scalar * result
-    assert result is not None
-    return result
+        product = scalar * product
+    return product
 
 
-def _matrix_product(matrices: list[Array]) -> Array | None:
-    if not matrices:
-        return None
+def _matrix_product(matrices: list[Array]) -> Array:
+    """The product of one or more matrices, split at the narrowest dimension, so that thin factors meet first.
+
+    Ties go to the right end: a chain applied to thin x runs from the right.
+    """
     if len(matrices) == 1:
         return matrices[0]
     inner = [left.shape[-1] for left in matrices[:-1]]
-    # Ties go to the right, so that a chain applied to a thin x runs from the right.
-    outer = [*inner, matrices[-1].shape[-1]]
-    if outer[-1] <= min(inner):
-        split = len(matrices) - 1
-        right = matrices[-1]
-        for left in reversed(matrices[:split]):
-            right = left @ right
-        return right
-    narrowest = min(inner)
-    split = len(inner) - inner[::-1].index(narrowest)
-    left, right = _matrix_product(matrices[:split]), _matrix_product(matrices[split:])
-    assert left is not None and right is not None
-    return left @ right
+    if matrices[-1].shape[-1] <= min(inner):
+        split = 1
+    else:
+        split = len(inner) - inner[::-1].index(min(inner))
+    return _matrix_product(matrices[:split]) @ _matrix_product(matrices[split:])
 
 
 def _sum_heads(product: Array) -> Array:

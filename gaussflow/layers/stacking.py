@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -31,7 +31,7 @@ def stack(items: Sequence[Item]) -> Item:
     if len(kinds) > 1:
         names = " and ".join(sorted(kind.__name__ for kind in kinds))
         raise InvalidInput("items", got=f"a mixture of {names}", wanted="items of one kind")
-    dims = {item.dim for item in items if getattr(item, "dim", None) is not None}
+    dims: set[Any] = {getattr(item, "dim", None) for item in items} - {None}
     if len(dims) > 1:
         raise InvalidInput("items", got=f"dimensions {sorted(dims)}", wanted="one dimension for all items")
     if isinstance(items[0], Gaussian):
