@@ -1,1 +1,1 @@
-"""Measured ratios against what a user would otherwise write. Each module runs by itself: ``python -m benchmarks.NAME``."""
+"""Measured ratios against what a user would otherwise write: ``python -m benchmarks.NAME``."""

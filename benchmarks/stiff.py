@@ -2,8 +2,8 @@
 
     python -m benchmarks.stiff
 
-Everything is measured in one run, after compilation, best of several repeats. The reference is our method at rtol 1e-12,
-itself checked against scipy's DOP853 at d = 16 (explicit steps are affordable there, with patience).
+Everything is measured in one run, after compilation, best of several repeats. The reference is our method at rtol
+1e-12, itself checked against scipy's DOP853 at d = 16 (explicit steps are affordable there, with patience).
 """
 
 from __future__ import annotations

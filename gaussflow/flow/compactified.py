@@ -1,13 +1,13 @@
 """The factor flow on the compactified cone: where finite-time blow-up becomes a long time.
 
-Write Σ = ρ l lᵀ with ‖l‖_F = 1 and u = ln ρ. With M = M₀ + ρ M₁ (M₁ the part that grows with Σ, taken at l lᵀ) and a new
-time s, ds = (α + γρ) dt, all of l, u and t have bounded speed:
+Write Σ = ρ l lᵀ with ‖l‖_F = 1 and u = ln ρ. With M = M₀ + ρ M₁ (M₁ the part that grows with Σ, taken at l lᵀ) and a
+new time s, ds = (α + γρ) dt, all of l, u and t have bounded speed:
 
     l' = G − m l + ½ (1 − ‖l‖²) l,   u' = 2 m,   t' = 1 / (α + γρ),   G = (M₀ + ρ M₁) l / (α + γρ),   m = ⟨l, G⟩.
 
 Blow-up at t* means u → ∞ as s → ∞ with t → t*. The flow is stopped once Σ is e⁴⁰ times larger than every scale of the
-problem and still grows like ρ' = 2ρ(a + cρ) with c = ⟨l, M₁l⟩ > 0; what is missing to t* is then the elementary integral
-ln(1 + a/(cρ)) / (2a). Unlike a threshold on ‖Σ‖ this is free of scales: an equilibrium at 1e20 is no blow-up.
+problem and still grows like ρ' = 2ρ(a + cρ) with c = ⟨l, M₁l⟩ > 0; what is missing to t* is then the elementary
+integral ln(1 + a/(cρ)) / (2a). Unlike a threshold on ‖Σ‖ this is free of scales: an equilibrium at 1e20 is no blow-up.
 
 Layers whose M depends on the mean (linear attention) are compactified with the mean as one more column of the factor.
 """

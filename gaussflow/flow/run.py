@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from jaxtyping import Array
 
@@ -18,7 +18,7 @@ class Status:
     IMPLICIT_SOLVE_FAILED = 5
     NO_BLOW_UP_DIRECTION = 6
 
-    IN_WORDS = {
+    IN_WORDS: ClassVar[dict[int, str]] = {
         REACHED_END: "reached the end",
         GREW: "the covariance grew until a blow-up had to be ruled out",
         STIFF: "explicit steps are limited by stability",
@@ -32,8 +32,8 @@ class Status:
 class Run(NamedTuple):
     """One pass of an integrator.
 
-    ``saved`` has the structure of a state with a leading axis of save times; entries from ``reached`` on repeat the last
-    valid state. ``t`` and ``state`` are where it stopped, ``status`` one of :class:`Status`.
+    ``saved`` has the structure of a state with a leading axis of save times; entries from ``reached`` on repeat the
+    last valid state. ``t`` and ``state`` are where it stopped, ``status`` one of :class:`Status`.
     """
 
     saved: Any

@@ -71,11 +71,11 @@ def simulate(
         accuracy is that of the integration, not of an interpolation.
     method:
         ``"covariance"`` integrates Σ, O(d³) a step; ``"factor"`` integrates L with Σ = L Lᵀ, O(d²r), rank and
-        positive semidefiniteness by construction; ``"exact"`` is the closed form for constant parameters with V = vI;
-        ``"stiff"`` is an implicit L-stable method. ``"auto"`` takes the closed form where it applies (unless ‖A‖T is above 1e4); else the factor
-        form if the rank is below d, the covariance ends ill-conditioned, or values are traced (under ``jit``, ``vmap``,
-        ``grad``); else the covariance form; and goes over to ``"stiff"`` when explicit steps turn
-        out to be limited by stability (not where values are traced).
+        positive semidefiniteness by construction; ``"exact"`` is the closed form for constant parameters with V = vI
+        (a moving mean is integrated along it); ``"stiff"`` is an implicit L-stable method. ``"auto"`` takes the closed
+        form where it applies, unless ‖A‖T is above 1e4; else the factor form if the rank is below d, if the covariance
+        ends ill-conditioned, or if values are traced (under ``jit``, ``vmap``, ``grad``); else the covariance form. It
+        goes over to ``"stiff"`` when explicit steps turn out to be limited by stability (not where values are traced).
     solver:
         an explicit Runge–Kutta solver of diffrax or its name ("dopri8" by default; "tsit5", "dopri5", "bosh3", "heun",
         "midpoint", "ralston").
@@ -491,12 +491,8 @@ def check_gaussian(gaussian: Any, schedule: Schedule) -> None:
 
 def _short(schedule: Schedule, t0: Any, t1: Any) -> bool:
     """Whether the closed form takes a reasonable number of restarts; an implicit method is for what is longer."""
-    A = np.asarray(schedule.layer.A)  # type: ignore[attr-defined]
-    rate = (
-        np.abs(A)
-        if A.ndim == 0
-        else np.sqrt(np.abs(A).sum(0).max(initial=0.0)) * np.sqrt(np.abs(A).sum(1).max(initial=0.0))
-    )
+    A = np.abs(np.asarray(schedule.layer.A))  # type: ignore[attr-defined]
+    rate = A if A.ndim == 0 else np.sqrt(A.sum(axis=0).max(initial=0.0) * A.sum(axis=1).max(initial=0.0))
     return bool(rate * abs(float(t1) - float(t0)) <= LONGEST_CLOSED_FORM)
 
 

@@ -71,7 +71,7 @@ class BlowUp(eqx.Module):
         """
         columns = np.concatenate([np.asarray(self.factor), np.asarray(self.turning)], axis=1)
         left, values, _ = np.linalg.svd(columns, full_matrices=False)
-        # Directions that stay bounded have shrunk to e^-20 by the time the flow stops; those that blow up are of order 1.
+        # Directions that stay bounded have shrunk to e^-20 when the flow stops; those that blow up are of order 1.
         directions = left[:, values > 1e-4 * np.max(values, initial=0.0)]
         signs = np.sign(directions[np.argmax(np.abs(directions), axis=0), np.arange(directions.shape[1])])
         return directions * np.where(signs == 0, 1.0, signs)

@@ -47,13 +47,9 @@ def test_objects():
         gf.simulate(P, (np.zeros(2), np.eye(2)))
     with pytest.raises(gf.InvalidInput, match=r"^parameters: got dict"):
         gf.simulate({"A": 1.0}, G)
-    with pytest.raises(
-        gf.InvalidInput, match=r"^parameters: got a layer of dimension 2 beside a Gaussian of dimension 3"
-    ):
+    with pytest.raises(gf.InvalidInput, match=r"^parameters: got a layer of dimension 2 beside"):
         gf.simulate(P, gf.Gaussian(np.zeros(3), np.eye(3)))
-    with pytest.raises(
-        gf.InvalidInput, match=r"^gaussian: got a batch of shape \(2,\); wanted one Gaussian; use jax.vmap"
-    ):
+    with pytest.raises(gf.InvalidInput, match=r"^gaussian: got a batch of shape \(2,\)"):
         gf.simulate(P, gf.stack([G, G]))
     with pytest.raises(gf.InvalidInput, match=r"^horizon: got "):
         gf.blow_up_time(P, G, horizon=np.nan)

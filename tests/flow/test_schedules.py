@@ -79,12 +79,10 @@ def test_jumps_of_a_function():
     trajectory = gf.simulate(
         gf.TimeVarying(layer, jumps=[0.5]), gf.Gaussian([0.0], [[1.0]]), t1=1.0, points=2, rtol=1e-10
     )
-    assert abs(float(trajectory.final.covariance[0, 0]) / np.exp(2 * 0.5 - 4 * 0.5) - 1) < 1e-6
+    assert abs(float(trajectory.final.covariance[0, 0]) / np.exp(2 * 0.5 - 4 * 0.5) - 1) < 1e-9
 
 
 def test_outside_the_schedule():
     schedule, g = pieces()
-    with pytest.raises(
-        gf.InvalidInput, match=r"^t1: got 0.7; wanted a time inside the schedule, which runs from 0 to 0.6"
-    ):
+    with pytest.raises(gf.InvalidInput, match=r"^t1: got 0.7; wanted .* which runs from 0 to 0.6"):
         gf.simulate(schedule, g, t1=0.7)
