@@ -158,7 +158,7 @@ def search_blow_up(
         error = jnp.max(jnp.abs(ratio))
         overshoots = ~lands & (new[-1] > target)
         accept = (error <= 1.0) & ~overshoots
-        factor = step_factor(error, tableau.order)
+        factor = step_factor(error, tableau.order, coarse=kind == "checkpointed")
         factor = jnp.where(s.rejected_in_a_row > 0, jnp.minimum(factor, 1.0), factor)
         factor = jnp.where(overshoots, jnp.minimum(factor, 0.5), factor)
         used = jax.lax.stop_gradient(jnp.where(lands, h / jnp.where(clock > 0, clock, 1.0), h))

@@ -108,7 +108,7 @@ def integrate_explicit(
         if step is None:
             error = scaled_error(trial.error, form.weights(s.y, trial.state, rtol, atol))
             accept = error <= 1.0
-            factor = step_factor(error, order)
+            factor = step_factor(error, order, coarse=kind == "checkpointed")
             factor = jnp.where(s.rejected_in_a_row > 0, jnp.minimum(factor, 1.0), factor)
             h_next = jax.lax.stop_gradient(jnp.abs(h)) * factor
             # A step cut short to land says nothing about the size of the next one.

@@ -128,7 +128,8 @@ def _suspicious_size(problem: Problem) -> Array:
 def search(problem: Problem, rest: Any, *, settings: Settings) -> tuple[Search, Array]:
     """Search for a blow-up before t1, at two tolerances side by side; the second value estimates the error of t*."""
     problem = _whole(problem, rest)
-    fine = jnp.maximum(1e-2 * problem.rtol, 50 * jnp.finfo(problem.mean.dtype).eps)
+    # Nearer to rounding the error estimate is noise.
+    fine = jnp.maximum(1e-2 * problem.rtol, 1e-12 if problem.mean.dtype == jnp.float64 else 1e-5)
 
     def at(rtol):
         return search_blow_up(

@@ -80,10 +80,17 @@ def _combine(coefficients: tuple[float, ...], slopes: list[Array]) -> Array:
     return total
 
 
-def step_factor(error: Array, order: int) -> Array:
-    """By how much to change the step, from the scaled error (1 is just acceptable); NaN shrinks the step."""
+def step_factor(error: Array, order: int, *, coarse: bool = False) -> Array:
+    """By how much to change the step, from the scaled error (1 is just acceptable); NaN shrinks the step.
+
+    ``coarse`` rounds down to a quarter of an octave. A reverse pass computes pieces of the run again, and rounding
+    differs there: with a step that answers to the last digit of an error estimate it would differentiate other steps
+    than those that were taken.
+    """
     safe = jnp.where(error > 0, error, 1.0)
     factor = jnp.clip(SAFETY * safe ** (-1.0 / order), SHRINK, GROW)
+    if coarse:
+        factor = 2 ** (jnp.floor(4 * jnp.log2(factor)) / 4)
     factor = jnp.where(error > 0, factor, GROW)
     return jax.lax.stop_gradient(jnp.where(jnp.isfinite(error), factor, SHRINK))
 

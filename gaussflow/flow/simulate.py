@@ -265,12 +265,12 @@ def _run_traced(
     start: Gaussian, problem: Problem, settings: Settings, form: str, ts: Any, step: Any, *, auto: bool
 ) -> Trajectory:
     """One graph for all cases: first search for a blow-up, then integrate as far as there is something to integrate."""
+    numbers = {name: jnp.asarray(getattr(problem, name)) for name in ("t0", "t1", "rtol", "atol")}
+    problem = problem._replace(**numbers)
     if form == "exact":
         inputs = closed_form_inputs(problem)
         result = kernels.exact(*inputs, problem, ts, settings=settings, moves=_moves(problem))
         return _assemble_exact(start, result, trim=False)
-    numbers = {name: jnp.asarray(getattr(problem, name)) for name in ("t0", "t1", "rtol", "atol")}
-    problem = problem._replace(**numbers)
     times = even_times(problem.t0, problem.t1, settings.points or 1) if ts is None else jnp.asarray(ts)
     asked, valid, end, blow_up = times, jnp.ones(times.shape, bool), problem.t1, None
     if may_blow_up(problem.schedule, problem.t0):
