@@ -1,7 +1,9 @@
-"""The command ``gaussflow``. Only typer and the standard library load at module level, so that --help answers at once."""
+"""The command ``gaussflow``. Only typer and the standard library load at module level: --help answers at once."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -22,6 +24,8 @@ app = typer.Typer(
 )
 
 DEFAULT_FOLDER = Path("results")
+SILENT_SECONDS = 2.0
+"""How long a run stays silent at a terminal before it tells what it is doing."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -29,12 +33,13 @@ def main(arguments: list[str] | None = None) -> None:
     app(args=arguments, prog_name="gaussflow")
 
 
-def _version(asked: bool) -> None:
+def _version(asked: bool) -> bool:
     if asked:
         from gaussflow import __version__
 
         print(f"gaussflow {__version__}")
         raise typer.Exit
+    return asked
 
 
 @app.callback()
@@ -88,7 +93,8 @@ def simulate(
             options.pop("ts", None)  # the file's save times belong to the file's interval
         folder = prepare_folder(out or DEFAULT_FOLDER) if out is not None or plot else None
         say("integrating")
-        trajectory = _run(problem, options, changes)
+        with _interruptible():
+            trajectory = _run(problem, options, changes)
         content = summary_of(problem, trajectory, options=options, seconds=time.perf_counter() - started)
         written: list[str] = []
         if folder is not None:
@@ -149,7 +155,9 @@ def _refusals_in_one_line() -> Iterator[None]:
         text, status = str(error), 1 if isinstance(error, NumericalFailure) else 2
     except KeyboardInterrupt:
         text, status = "interrupted", 130
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):  # what XLA says of memory
+            raise
         text, status = "out of memory; a factor of low rank, or fewer points, needs less", 2
     else:
         return
@@ -158,20 +166,54 @@ def _refusals_in_one_line() -> Iterator[None]:
 
 
 @contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end a run at once: Python would wait for the compiled code to return, which can be minutes.
+
+    Only for phases that write nothing, because nothing is tidied up.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are for the main thread alone
+        return
+    signals, sent = os.pipe()
+    os.set_blocking(sent, False)
+
+    def watch() -> None:
+        while number := os.read(signals, 1):
+            if number[0] == signal.SIGINT:
+                clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+                print(f"{clear}gaussflow: interrupted", file=sys.stderr, flush=True)
+                os._exit(130)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    handler = signal.signal(signal.SIGINT, lambda number, frame: None)
+    earlier = signal.set_wakeup_fd(sent, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(earlier)
+        signal.signal(signal.SIGINT, handler)
+        os.close(sent)
+        watcher.join()
+        os.close(signals)
+
+
+@contextmanager
 def _progress(phase: str) -> Iterator[Callable[[str], None]]:
-    """Tell a person at a terminal, from the third second on, what is going on and for how long; silent in pipes."""
+    """Tell a person at a terminal, after a while, what is going on and for how long; silent in pipes."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return
     current, done = [phase], threading.Event()
 
     def tick() -> None:
-        started, shown = time.monotonic(), False
-        while not done.wait(0.5):
+        started, shown = time.monotonic(), ""
+        while not done.wait(0.25):
             elapsed = time.monotonic() - started
-            if elapsed >= 2.0:
-                print(f"\r\x1b[2m{current[0]} ... {elapsed:.0f} s\x1b[0m\x1b[K", end="", file=sys.stderr, flush=True)
-                shown = True
+            line = f"{current[0]} ... {elapsed:.0f} s"
+            if elapsed >= SILENT_SECONDS and line != shown:
+                print(f"\r\x1b[2m{line}\x1b[0m\x1b[K", end="", file=sys.stderr, flush=True)
+                shown = line
         if shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 

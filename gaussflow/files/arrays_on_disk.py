@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import csv
 import difflib
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gaussflow.errors import InvalidInput, UnreadableFile
+from gaussflow.errors import GaussflowError, InvalidInput, UnreadableFile
 
 SUFFIXES = (".npy", ".npz", ".csv", ".txt")
-_DAMAGE = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
 
 def read_array(path: Path, argument: str, *, key: Any = None, columns: Any = None) -> np.ndarray:
@@ -30,20 +27,28 @@ def read_array(path: Path, argument: str, *, key: Any = None, columns: Any = Non
     if key is not None and suffix != ".npz":
         raise InvalidInput(f"{argument}.key", got=f"a key for {path.name}", wanted="no key, except for an .npz archive")
     if columns is not None and suffix not in (".csv", ".txt"):
-        raise InvalidInput(f"{argument}.columns", got=f"columns for {path.name}", wanted="columns only for a .csv table")
+        raise InvalidInput(
+            f"{argument}.columns", got=f"columns for {path.name}", wanted="columns only for a .csv table"
+        )
     if suffix in (".csv", ".txt"):
         return read_table(path, argument, columns)
+    return _read_binary(path, argument, suffix, key)
+
+
+def _read_binary(path: Path, argument: str, suffix: str, key: Any) -> np.ndarray:
     try:
-        loaded = np.load(path, allow_pickle=False)
-    except _DAMAGE as error:
+        # Opened here, because numpy leaves a file that it cannot read open.
+        with open(path, "rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if not isinstance(loaded, np.ndarray):  # numpy goes by the content, not by the name
+                return _from_archive(loaded, path, argument, key)
+    except GaussflowError:
+        raise
+    except Exception as error:  # damaged bytes end in whatever error they run into first
         raise UnreadableFile(f"{argument}: {path} is no plain {suffix} file ({_first_line(error)})") from error
-    # NumPy goes by the content, not by the name.
-    if isinstance(loaded, np.ndarray):
-        if key is not None:
-            raise InvalidInput(f"{argument}.key", got=f"a key for {path.name}", wanted="no key: it holds a single array")
-        return loaded
-    with loaded as archive:
-        return _from_archive(archive, path, argument, key)
+    if key is not None:
+        raise InvalidInput(f"{argument}.key", got=f"a key for {path.name}", wanted="no key: it holds a single array")
+    return loaded
 
 
 def check_readable(path: Path, argument: str) -> None:
@@ -87,7 +92,7 @@ def _from_archive(archive: Any, path: Path, argument: str, key: Any) -> np.ndarr
         )
     try:
         return archive[key]
-    except _DAMAGE as error:
+    except Exception as error:  # as above
         raise UnreadableFile(f"{argument}: cannot read {key!r} from {path} ({_first_line(error)})") from error
 
 
@@ -146,7 +151,9 @@ def _chosen_columns(columns: Any, header: list[str] | None, width: int, path: Pa
         else:
             names = f", or one of {', '.join(header)}" if header else ""
             raise InvalidInput(
-                f"{argument}.columns", got=f"{column!r} for {path.name}", wanted=f"a number from 0 to {width - 1}{names}"
+                f"{argument}.columns",
+                got=f"{column!r} for {path.name}",
+                wanted=f"a number from 0 to {width - 1}{names}",
             )
     return chosen
 

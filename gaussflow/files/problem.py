@@ -98,7 +98,9 @@ def _problem(content: dict[str, Any], path: Path) -> Problem:
     if not isinstance(title, str):
         raise InvalidInput("title", got=_shown(title), wanted="text in quotes")
     if "initial" not in content:
-        raise InvalidInput("initial", got="no such table", wanted="a table [initial] with covariance, factor or samples")
+        raise InvalidInput(
+            "initial", got="no such table", wanted="a table [initial] with covariance, factor or samples"
+        )
     if ("parameters" in content) == ("schedule" in content):
         got = "both" if "parameters" in content else "neither"
         raise InvalidInput("parameters", got=f"{got} of [parameters] and [[schedule]]", wanted="exactly one of the two")
@@ -206,7 +208,9 @@ def _value(value: Any, name: str, folder: Path) -> np.ndarray:
         _known(value, FILE_KEYS, f"{name}.")
         if not isinstance(value.get("file"), str):
             got = _shown(value["file"]) if "file" in value else "no file"
-            raise InvalidInput(f"{name}.file", got=got, wanted='a name in quotes, as in { file = "weights.npz", key = "A" }')
+            raise InvalidInput(
+                f"{name}.file", got=got, wanted='a name in quotes, as in { file = "weights.npz", key = "A" }'
+            )
         return np.asarray(read_array(folder / value["file"], name, key=value.get("key"), columns=value.get("columns")))
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         heads = [_value(item, f"{name}[{i}]", folder) for i, item in enumerate(value)]

@@ -46,7 +46,7 @@ def summary_of(
 
 
 def _state(gaussian: Gaussian, rank: int) -> dict[str, Any]:
-    """Mean, spectrum, trace and log det of a Gaussian; the rank does not change along the flow, it is not judged anew."""
+    """Mean, spectrum, trace and log det; the rank does not change along the flow, so it is not judged anew."""
     singular = np.linalg.svd(np.asarray(gaussian.factor, dtype=np.float64), compute_uv=False)
     eigenvalues = np.zeros(gaussian.dim)
     eigenvalues[: len(singular)] = np.sort(singular**2)[::-1]
@@ -70,17 +70,15 @@ def summary_lines(content: dict[str, Any]) -> list[str]:
     rows = [("dimension", f"{content['dimension']}, rank {rank}")]
     if content["t_last"] is not None:
         points = content["points"]
-        rows.append(("time", f"{content['t0']:g} to {content['t_last']:.10g}, {points} point{'s' if points != 1 else ''}"))
+        rows.append(
+            ("time", f"{content['t0']:g} to {content['t_last']:.10g}, {points} point{'s' if points != 1 else ''}")
+        )
     rows.append(("outcome", content["outcome"]))
     if content["cause"] is not None:
         rows.append(("cause", content["cause"]))
     if content["blow_up"] is not None:
         rows.append(("blow-up time", f"{content['blow_up']['time']:.12g} ± {content['blow_up']['error']:.1g}"))
-        directions = content["blow_up"]["directions"]
-        for direction in directions[:MOST_DIRECTIONS]:
-            rows.append(("direction", in_short(np.asarray(direction))))
-        if len(directions) > MOST_DIRECTIONS:
-            rows.append(("", f"... ({len(directions)} directions in all)"))
+        rows += _direction_rows(np.asarray(content["blow_up"]["directions"]), content["dimension"])
     rows.append(("final mean", in_short(np.asarray(final["mean"]))))
     rows.append(("eigenvalues", in_short(np.asarray(final["eigenvalues"])) or "none: a point"))
     rows.append(("trace", f"{content['initial']['trace']:.6g} to {final['trace']:.6g}"))
@@ -93,3 +91,12 @@ def summary_lines(content: dict[str, Any]) -> list[str]:
         rows.append(("error", f"about {content['error_estimate']:.1e} relative"))
     rows.append(("seconds", f"{content['seconds']:.2f}, compilation included"))
     return [content["title"], *(f"  {name:<14}{text}" for name, text in rows)]
+
+
+def _direction_rows(directions: np.ndarray, d: int) -> list[tuple[str, str]]:
+    """The directions of a blow-up; where they span everything their basis is arbitrary and says nothing."""
+    if len(directions) == d:
+        return [("direction", "every one")] if d > 1 else []
+    clean = np.where(np.abs(directions) < 1e-12, 0.0, directions)
+    rows = [("direction", in_short(row)) for row in clean[:MOST_DIRECTIONS]]
+    return rows + ([("", f"... ({len(directions)} in all)")] if len(directions) > MOST_DIRECTIONS else [])
