@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from gaussflow.arrays import as_real_array, is_concrete, shape_in_words
+from gaussflow.arrays import as_real_array, input_precision, is_concrete, shape_in_words
 from gaussflow.errors import InvalidInput
 from gaussflow.linalg import (
     factor_of_covariance,
+    factor_of_traced_covariance,
     gram,
     numerical_rank_of_factor,
     psd_sqrt,
@@ -34,7 +35,9 @@ class Gaussian(eqx.Module):
         μ, shape (d,).
     covariance:
         Σ, shape (d, d), symmetric positive semidefinite. Concrete input is validated and factored with as many columns
-        as its numerical rank; a traced covariance (inside ``jit``, ``vmap`` or ``grad``) gets d columns.
+        as its numerical rank. A traced covariance (inside ``jit``, ``vmap`` or ``grad``) gets d columns, those beyond
+        its rank zero, and NaN if it is indefinite; see :func:`gaussflow.linalg.factor_of_traced_covariance` for its
+        derivatives.
     factor:
         L, shape (d, r), instead of ``covariance``; kept as given. Zero columns are allowed: r = 0 is a point.
 
@@ -49,8 +52,8 @@ class Gaussian(eqx.Module):
 
     def __init__(self, mean: Any, covariance: Any = None, *, factor: Any = None):
         mean = as_real_array(mean, "mean")
-        if mean.ndim != 1:
-            raise InvalidInput("mean", got=shape_in_words(mean.shape), wanted="a vector of shape (d,)")
+        if mean.ndim != 1 or mean.shape[0] == 0:
+            raise InvalidInput("mean", got=shape_in_words(mean.shape), wanted="a vector of shape (d,), d at least 1")
         if (covariance is None) == (factor is None):
             got = "neither" if covariance is None else "both"
             raise InvalidInput("covariance", got=f"{got} of covariance and factor", wanted="exactly one of the two")
@@ -68,9 +71,9 @@ class Gaussian(eqx.Module):
             )
         if factor is None:
             if is_concrete(given):
-                given = jnp.asarray(factor_of_covariance(_validation_view(covariance, given)), dtype=mean.dtype)
+                given = jnp.asarray(factor_of_covariance(covariance), dtype=mean.dtype)
             else:
-                given = psd_sqrt(given)
+                given = factor_of_traced_covariance(given)
         self.mean, self.factor = mean, given
 
     @classmethod
@@ -84,34 +87,27 @@ class Gaussian(eqx.Module):
 
         The factor comes from a singular value decomposition of the centred samples, never from a covariance matrix, so
         small variances keep their digits. ``ddof`` as in :func:`numpy.cov` (1: unbiased). One sample gives a point.
+        Under ``jit`` the factor has min(n, d) columns; first derivatives are exact at any rank.
+
+        Raises :class:`InvalidInput` unless ``samples`` has at least one row and one column.
         """
         x = as_real_array(samples, "samples")
-        if x.ndim != 2 or x.shape[0] == 0:
+        if x.ndim != 2 or 0 in x.shape:
             raise InvalidInput(
                 "samples",
                 got=shape_in_words(x.shape),
-                wanted="an array of shape (n, d) with one sample a row, n at least 1",
+                wanted="an array of shape (n, d) with one sample a row, n and d at least 1",
             )
         n = x.shape[0]
-        if not 0 <= ddof:
-            raise InvalidInput("ddof", got=str(ddof), wanted="0 or a positive integer")
+        if isinstance(ddof, bool) or not isinstance(ddof, int) or not 0 <= ddof < max(n, 2):
+            raise InvalidInput("ddof", got=repr(ddof), wanted="an integer from 0 to n - 1")
         mean = jnp.mean(x, axis=0)
-        centred = (x - mean) / jnp.sqrt(jnp.asarray(max(n - ddof, 1), x.dtype))
-        if not is_concrete(x):
-            return cls(mean, factor=transpose(jnp.linalg.qr(centred, mode="r")))
-        values = np.asarray(centred, dtype=np.float64)
-        # A constant column leaves rounding after centring; it is no variance.
-        noise = 4 * np.finfo(np.asarray(x).dtype).eps * np.max(np.abs(np.asarray(x)), axis=0, initial=0.0)
-        deviations = np.max(np.abs(values), axis=0, initial=0.0) * np.sqrt(max(n - ddof, 1))
-        scale = np.where(deviations > noise, np.linalg.norm(values, axis=0), 0.0)
-        seen = scale > 0
-        factor = np.zeros((x.shape[1], 0))
-        if seen.any():
-            _, singular, right = np.linalg.svd(values[:, seen] / scale[seen], full_matrices=False)
-            kept = singular > rank_tolerance(max(values.shape), np.asarray(x).dtype) * singular[0]
-            factor = np.zeros((x.shape[1], int(kept.sum())))
-            factor[seen] = scale[seen, None] * (right[kept].T * singular[kept])
-        return cls(mean, factor=factor)
+        centred = (x - mean) / np.sqrt(max(n - ddof, 1))
+        if is_concrete(x):
+            return cls(mean, factor=_factor_of_samples(np.asarray(x), np.asarray(centred), input_precision(samples)))
+        if n > x.shape[1]:  # rows QᵀX with Q held fixed have the Gram matrix of X, and so has their first derivative
+            centred = transpose(jax.lax.stop_gradient(jnp.linalg.qr(centred)[0])) @ centred
+        return cls(mean, factor=transpose(centred))
 
     @property
     def dim(self) -> int:
@@ -139,6 +135,8 @@ class Gaussian(eqx.Module):
 
     def sample(self, key: Array, n: int) -> Float[Array, "n d"]:
         """``n`` independent draws, shape (n, d)."""
+        if n < 0:
+            raise InvalidInput("n", got=str(n), wanted="a number of samples")
         noise = jax.random.normal(key, (n, self.rank), dtype=self.factor.dtype)
         return self.mean + noise @ transpose(self.factor)
 
@@ -148,7 +146,11 @@ class Gaussian(eqx.Module):
         head = f"Gaussian in dimension {self.dim}, rank {self.rank}"
         variances = np.sort(np.linalg.svd(np.asarray(self.factor), compute_uv=False) ** 2)[::-1]
         return "\n".join(
-            [head, f"  mean         {_numbers(np.asarray(self.mean))}", f"  eigenvalues  {_numbers(variances)}"]
+            [
+                head,
+                f"  mean         {_numbers(np.asarray(self.mean))}",
+                f"  eigenvalues  {_numbers(variances) or 'none: a point'}",
+            ]
         )
 
 
@@ -180,17 +182,29 @@ class Moments(eqx.Module):
         return (self.covariance,)
 
 
-def _validation_view(original: Any, converted: Array) -> np.ndarray:
-    """The covariance in double precision: single-precision input is judged after the rounding it came with."""
-    array = np.asarray(original)
-    if array.dtype in (np.float32, np.float16):
-        eps = float(np.finfo(array.dtype).eps)
-        wide = array.astype(np.float64)
-        largest = np.max(np.abs(wide), initial=0.0)
-        if np.max(np.abs(wide - wide.T), initial=0.0) <= 8 * len(wide) * eps * largest:
-            wide = 0.5 * (wide + wide.T)
-        return wide
-    return array.astype(np.float64)
+def _factor_of_samples(x: np.ndarray, centred: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The factor of the empirical covariance of concrete samples, with as many columns as its numerical rank.
+
+    ``centred`` is X − mean over √(n − ddof); ``dtype`` is the precision in which the samples were written.
+    """
+    x, centred = x.astype(np.float64), centred.astype(np.float64)
+    d = x.shape[1]
+    eps = float(jnp.finfo(dtype).eps)
+    peaks = np.max(np.abs(centred), axis=0)
+    scale = np.where(peaks > 0, peaks, 1.0)
+    deviations = peaks * np.linalg.norm(centred / scale, axis=0)
+    # The digits a column's offset leaves to its variation; a constant column leaves rounding, which is no variance.
+    noise = eps * np.max(np.abs(x), axis=0)
+    seen = deviations > 4 * noise
+    factor = np.zeros((d, 0))
+    if seen.any():
+        deviations, noise = deviations[seen], noise[seen]
+        _, singular, right = np.linalg.svd(centred[:, seen] / deviations, full_matrices=False)
+        blur = np.linalg.norm(right * (noise / deviations), axis=1)
+        kept = singular > np.maximum(rank_tolerance(d, dtype) * singular[0], 4 * blur)
+        factor = np.zeros((d, int(kept.sum())))
+        factor[seen] = deviations[:, None] * (right[kept].T * singular[kept])
+    return factor
 
 
 def _numbers(values: np.ndarray, most: int = 6) -> str:

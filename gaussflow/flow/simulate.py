@@ -17,7 +17,7 @@ from gaussflow.flow import kernels
 from gaussflow.flow.kernels import Problem, Saved, Settings
 from gaussflow.flow.run import Status
 from gaussflow.flow.tableau import tableau_of
-from gaussflow.flow.times import check_interval, check_points, check_save_times, even_times, graded_times
+from gaussflow.flow.times import check_interval, check_memory, check_points, check_save_times, even_times, graded_times
 from gaussflow.flow.trajectory import BlowUp, Outcome, Trajectory
 from gaussflow.gaussian import Gaussian, assembled
 from gaussflow.layers.field import MeanFieldLayer
@@ -113,6 +113,7 @@ def simulate(
     if ts is not None:
         ts = check_save_times(ts, t0, t1)
     points = check_points(points)
+    check_memory(points if ts is None else ts.shape[0], gaussian)
     if concrete and ts is None and float(t0) == float(t1):
         points = 1
     rtol, atol = check_tolerances(rtol, atol)
@@ -265,8 +266,8 @@ def _run_traced(
     start: Gaussian, problem: Problem, settings: Settings, form: str, ts: Any, step: Any, *, auto: bool
 ) -> Trajectory:
     """One graph for all cases: first search for a blow-up, then integrate as far as there is something to integrate."""
-    numbers = {name: jnp.asarray(getattr(problem, name)) for name in ("t0", "t1", "rtol", "atol")}
-    problem = problem._replace(**numbers)
+    t0, t1, rtol, atol = (jnp.asarray(x) for x in (problem.t0, problem.t1, problem.rtol, problem.atol))
+    problem = problem._replace(t0=t0, t1=t1, rtol=rtol, atol=atol)
     if form == "exact":
         inputs = closed_form_inputs(problem)
         result = kernels.exact(*inputs, problem, ts, settings=settings, moves=_moves(problem))

@@ -10,7 +10,10 @@ from jaxtyping import Array, Float
 
 from gaussflow.arrays import as_host_array, as_number, is_concrete, shape_in_words
 from gaussflow.errors import InvalidInput
+from gaussflow.gaussian import Gaussian
 from gaussflow.layers.schedule import Constant, Schedule
+
+MOST_GIB = 64
 
 
 def check_interval(t0: Any, t1: Any, schedule: Schedule) -> tuple[Any, Any]:
@@ -52,6 +55,18 @@ def check_points(points: Any) -> int:
     if isinstance(points, bool) or not isinstance(points, int | np.integer) or points < 1:
         raise InvalidInput("points", got=repr(points), wanted="a positive integer")
     return int(points)
+
+
+def check_memory(points: int, gaussian: Gaussian) -> None:
+    """Refuse at once what no machine could hold, instead of starting it."""
+    size = points * gaussian.dim * (gaussian.rank + 1) * 8 / 2**30
+    if size > MOST_GIB:
+        raise InvalidInput(
+            "points",
+            got=f"{points} states of dimension {gaussian.dim} and rank {gaussian.rank}, {size:.3g} GiB",
+            wanted=f"at most {MOST_GIB} GiB of saved states",
+            fix="save fewer points",
+        )
 
 
 def even_times(t0: Any, t1: Any, points: int) -> Float[Array, " n"]:

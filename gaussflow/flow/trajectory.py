@@ -204,7 +204,7 @@ class Trajectory(eqx.Module):
         return {
             "outcome": outcome_label(self.outcome),
             "method": self.method,
-            "cause": self.cause,
+            "cause": self.cause if bool(self.outcome == Outcome.FAILED) else None,
             "t0": float(self.ts[0]) if self.ts.shape[0] else None,
             "t_last": float(self.ts[-1]) if self.ts.shape[0] else None,
             "points": int(self.ts.shape[0]),

@@ -26,8 +26,8 @@ class SoftmaxAttention(MeanFieldLayer):
         shape (d, d), or (heads, d, d), or a scalar c meaning c times the identity.
     """
 
-    B: Float[Array, "..."]
-    V: Float[Array, "..."]
+    B: Float[Array, ...]
+    V: Float[Array, ...]
 
     def __init__(self, B: Any = 0.0, V: Any = 0.0):
         self.B, self.V = as_heads(B, "B"), as_heads(V, "V")
@@ -79,7 +79,7 @@ class SoftmaxAttention(MeanFieldLayer):
 def as_heads(value: Any, argument: str) -> Array:
     """A scalar, a (d, d) matrix, or (heads, d, d), as an array; anything else is refused."""
     array = as_real_array(value, argument)
-    if array.ndim in (1,) or array.ndim > 3 or (array.ndim >= 2 and array.shape[-1] != array.shape[-2]):
+    if array.ndim not in (0, 2, 3) or (array.ndim >= 2 and not array.shape[-1] == array.shape[-2] > 0):
         raise InvalidInput(
             argument,
             got=shape_in_words(array.shape),
@@ -92,6 +92,7 @@ def as_heads(value: Any, argument: str) -> Array:
 
 
 def check_heads(B: Array, V: Array) -> None:
+    """Raise :class:`InvalidInput` unless B and V agree on the number of heads and on d."""
     if B.ndim == 3 and V.ndim == 3 and B.shape[0] != V.shape[0]:
         raise InvalidInput(
             "V",

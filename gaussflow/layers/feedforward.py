@@ -23,7 +23,7 @@ class AffineFeedForward(MeanFieldLayer):
         shape (d,); None means no bias.
     """
 
-    A: Float[Array, "..."]
+    A: Float[Array, ...]
     b: Float[Array, "*batch d"] | None
 
     def __init__(self, A: Any = 0.0, b: Any = None):
@@ -54,7 +54,7 @@ class AffineFeedForward(MeanFieldLayer):
 def as_matrix(value: Any, argument: str) -> Array:
     """A scalar or a (d, d) matrix as an array; anything else is refused."""
     array = as_real_array(value, argument)
-    if array.ndim not in (0, 2) or (array.ndim == 2 and array.shape[0] != array.shape[1]):
+    if array.ndim not in (0, 2) or (array.ndim == 2 and not array.shape[0] == array.shape[1] > 0):
         raise InvalidInput(
             argument,
             got=shape_in_words(array.shape),
@@ -65,10 +65,11 @@ def as_matrix(value: Any, argument: str) -> Array:
 
 
 def as_bias(value: Any, argument: str = "b") -> Array | None:
+    """None, or a vector (d,) as an array; anything else is refused."""
     if value is None:
         return None
     array = as_real_array(value, argument)
-    if array.ndim != 1:
+    if array.ndim != 1 or array.shape[0] == 0:
         raise InvalidInput(
             argument,
             got=shape_in_words(array.shape),

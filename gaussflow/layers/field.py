@@ -6,6 +6,8 @@ Whatever can state its affine field for a given Gaussian can be integrated, stee
 from __future__ import annotations
 
 import abc
+from functools import lru_cache, reduce
+from operator import mul
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -15,16 +17,25 @@ from gaussflow.gaussian import Gaussian, Moments
 from gaussflow.linalg import transpose
 
 State = Gaussian | Moments
-"""What a layer may be asked about: anything with ``mean``, ``dim``, ``covariance``, ``factor`` and ``covariance_chain``."""
+"""What a layer may be asked about: it has ``mean``, ``dim``, ``covariance``, ``factor`` and ``covariance_chain``."""
 
 Chain = tuple[Array, ...]
-"""A product of matrices, left to right. A scalar is that multiple of the identity; a leading axis (of heads) is summed."""
+"""A product of matrices, left to right. A scalar is a multiple of the identity; a leading axis (of heads) is summed."""
 
 
 class AffineField(eqx.Module):
     """The field x ↦ Mx + c, with M kept as a sum of chains of factors.
 
-    ``apply`` costs O(d²k) for k columns whatever the chains; the (d, d) matrix exists only when asked for.
+    ``apply`` costs O(d²k) for k columns at most, whatever the chains, and O(d² r) for factors of rank r below k; the
+    (d, d) matrix exists only when asked for.
+
+    Attributes
+    ----------
+    chains:
+        tuples of factors, multiplied left to right: matrices (d, d), (d, r) or (r, d), scalars for multiples of the
+        identity, and stacks of matrices (heads, ·, ·), over which the product is summed.
+    offset:
+        c, shape (d,).
     """
 
     chains: tuple[Chain, ...]
@@ -56,28 +67,39 @@ class AffineField(eqx.Module):
 
 
 def _product(chain: Chain) -> Array:
-    """The product of a chain, scalars last."""
-    matrices = [factor for factor in chain if factor.ndim > 0]
+    """The product of a chain, its matrices multiplied in the cheapest order."""
+    matrices = tuple(factor for factor in chain if factor.ndim > 0)
     scalars = [factor for factor in chain if factor.ndim == 0]
-    product = _matrix_product(matrices) if matrices else scalars.pop()
-    for scalar in scalars:
-        product = scalar * product
-    return product
+    return reduce(mul, scalars, *([_cheapest_product(matrices)] if matrices else []))
 
 
-def _matrix_product(matrices: list[Array]) -> Array:
-    """The product of one or more matrices, split at the narrowest dimension, so that thin factors meet first.
+def _cheapest_product(matrices: tuple[Array, ...]) -> Array:
+    sizes = (matrices[0].shape[-2], *(matrix.shape[-1] for matrix in matrices))
 
-    Ties go to the right end: a chain applied to thin x runs from the right.
+    def multiplied(first: int, last: int) -> Array:
+        if first == last:
+            return matrices[first]
+        _, split = cheapest_order(sizes[first : last + 2])
+        return multiplied(first, first + split) @ multiplied(first + split + 1, last)
+
+    return multiplied(0, len(matrices) - 1)
+
+
+@lru_cache(maxsize=1024)
+def cheapest_order(sizes: tuple[int, ...]) -> tuple[int, int]:
+    """Fewest multiplications for a product of matrices, and the matrix after which to split it first.
+
+    Matrix k has shape (sizes[k], sizes[k + 1]). Of equal costs the earliest split wins: from the right, as a chain is
+    applied to a vector.
     """
-    if len(matrices) == 1:
-        return matrices[0]
-    inner = [left.shape[-1] for left in matrices[:-1]]
-    if matrices[-1].shape[-1] <= min(inner):
-        split = 1
-    else:
-        split = len(inner) - inner[::-1].index(min(inner))
-    return _matrix_product(matrices[:split]) @ _matrix_product(matrices[split:])
+    if len(sizes) <= 2:
+        return 0, 0
+    costs = []
+    for split in range(len(sizes) - 2):
+        left, right = sizes[: split + 2], sizes[split + 1 :]
+        join = sizes[0] * sizes[split + 1] * sizes[-1]
+        costs.append((cheapest_order(left)[0] + cheapest_order(right)[0] + join, split))
+    return min(costs)
 
 
 def _sum_heads(product: Array) -> Array:

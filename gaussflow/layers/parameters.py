@@ -21,7 +21,7 @@ class Block(MeanFieldLayer):
 
     layers: tuple[MeanFieldLayer, ...]
 
-    def __init__(self, *layers: MeanFieldLayer):
+    def __init__(self, *layers: Any):
         if not layers:
             raise InvalidInput("layers", got="nothing", wanted="at least one attention or feed-forward layer")
         for layer in layers:
@@ -87,9 +87,9 @@ class Parameters(MeanFieldLayer):
         for shapes that do not fit together, NaN, infinite or complex entries, or a scalar b.
     """
 
-    A: Float[Array, "..."]
-    B: Float[Array, "..."]
-    V: Float[Array, "..."]
+    A: Float[Array, ...]
+    B: Float[Array, ...]
+    V: Float[Array, ...]
     b: Float[Array, "*batch d"] | None
 
     def __init__(self, A: Any = 0.0, B: Any = 0.0, V: Any = 0.0, b: Any = None):

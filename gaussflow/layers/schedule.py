@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import equinox as eqx
@@ -79,10 +79,15 @@ class PiecewiseConstant(Schedule):
     layers: MeanFieldLayer
     count: int = eqx.field(static=True)
 
-    def __init__(self, times: Any, layers: Sequence[MeanFieldLayer]):
+    def __init__(self, times: Any, layers: Any):
+        if not isinstance(layers, Iterable):
+            raise InvalidInput("layers", got=f"one {type(layers).__name__}", wanted="a list of layers")
         layers = list(layers)
         if not layers:
             raise InvalidInput("layers", got="no layer", wanted="at least one")
+        for layer in layers:
+            if not isinstance(layer, MeanFieldLayer):
+                raise InvalidInput("layers", got=f"a list with a {type(layer).__name__}", wanted="a list of layers")
         self.times = as_real_array(times, "times")
         self.count = len(layers)
         if self.times.ndim != 1 or self.times.shape[0] not in (len(layers), len(layers) + 1):
@@ -109,27 +114,62 @@ class PiecewiseConstant(Schedule):
         return jax.tree_util.tree_map(lambda x: x[piece], self.layers)
 
 
+class _Structure(eqx.Module):
+    """A bare Python function as part of the structure of a pytree: equal only to itself, and no leaf."""
+
+    function: Callable[[Any], MeanFieldLayer] = eqx.field(static=True)
+
+    def __call__(self, t: Any) -> MeanFieldLayer:
+        return self.function(t)
+
+
 class TimeVarying(Schedule):
     """Any function of time.
 
     Parameters
     ----------
     function:
-        t ↦ layer, written in JAX; smooth between ``jumps``.
+        t ↦ layer, written in JAX; smooth between ``jumps``. A callable ``equinox.Module`` (or any other pytree) keeps
+        its arrays as leaves, for ``jit`` and ``grad``; a bare function is part of the structure.
     jumps:
         increasing times at which the layer jumps; the integrator restarts there.
+
+    Raises
+    ------
+    InvalidInput
+        if ``function`` does not return a layer or cannot be traced by JAX, or if ``jumps`` do not increase.
     """
 
     function: Callable[[Any], MeanFieldLayer]
     jumps: Float[Array, " k"]
 
-    def __init__(self, function: Callable[[Any], MeanFieldLayer], jumps: Any = ()):
+    def __init__(self, function: Any, jumps: Any = ()):
         if not callable(function):
             raise InvalidInput("function", got=type(function).__name__, wanted="a function of time returning a layer")
-        self.function = function
-        self.jumps = as_real_array(jumps, "jumps").reshape(-1)
+        bare = jax.tree_util.all_leaves([function])
+        self.function = _Structure(function) if bare else function
+        self.jumps = as_real_array(jumps, "jumps")
+        if self.jumps.ndim != 1:
+            raise InvalidInput("jumps", got=shape_in_words(self.jumps.shape), wanted="a list of times")
         if is_concrete(self.jumps) and np.any(np.diff(np.asarray(self.jumps)) <= 0):
             raise InvalidInput("jumps", got="times that do not increase", wanted="strictly increasing times")
+        layer = self._shape()
+        if not isinstance(layer, MeanFieldLayer):
+            raise InvalidInput(
+                "function", got=f"one that returns {type(layer).__name__}", wanted="one returning a layer"
+            )
+
+    def _shape(self) -> MeanFieldLayer:
+        """The layer without its numbers."""
+        try:
+            return eqx.filter_eval_shape(self.function, jnp.zeros((), self.jumps.dtype))
+        except jax.errors.ConcretizationTypeError:
+            raise InvalidInput(
+                "function",
+                got="one that looks at the value of t",
+                wanted="one that JAX can trace",
+                fix="use jax.numpy.where, or PiecewiseConstant for jumps",
+            ) from None
 
     @property
     def edges(self) -> Array:
@@ -138,18 +178,20 @@ class TimeVarying(Schedule):
 
     @property
     def dim(self) -> int | None:
-        return jax.eval_shape(self.function, jnp.zeros((), self.jumps.dtype)).dim
+        return self._shape().dim
 
     def layer_in_piece(self, piece: Any, t: Any) -> MeanFieldLayer:
         return self.function(t)
 
 
-def as_schedule(layer: MeanFieldLayer | Schedule | Callable[[Any], MeanFieldLayer]) -> Schedule:
-    """A layer, a schedule, or a bare function of time, as a schedule."""
+def as_schedule(layer: Any) -> Schedule:
+    """A layer, a schedule, or a bare function of time, as a schedule; anything else raises :class:`InvalidInput`."""
     if isinstance(layer, Schedule):
         return layer
     if isinstance(layer, MeanFieldLayer):
         return assembled(Constant, layer=layer)
     if callable(layer):
         return TimeVarying(layer)
-    raise InvalidInput("parameters", got=type(layer).__name__, wanted="Parameters, a layer, a schedule, or a function of time")
+    raise InvalidInput(
+        "parameters", got=type(layer).__name__, wanted="Parameters, a layer, a schedule, or a function of time"
+    )

@@ -22,6 +22,7 @@ G = gf.Gaussian(np.zeros(2), np.eye(2))
         (dict(ts=[0.0, np.inf]), r"^ts: got 1 NaN or infinite entry"),
         (dict(points=0), r"^points: got 0; wanted a positive integer"),
         (dict(points=2.5), r"^points: got 2.5"),
+        (dict(points=10**12), r"^points: got 1000000000000 states .* GiB; wanted at most 64 GiB"),
         (dict(method="implicit"), r"^method: got 'implicit'; wanted one of auto, covariance, factor, exact, stiff"),
         (dict(method="exact"), r"^method: got 'exact' with V that is no multiple of the identity"),
         (dict(solver="rk45"), r"^solver: got 'rk45'; wanted one of heun"),
