@@ -41,7 +41,7 @@ def gram(factor: Float[Array, "*batch d r"]) -> Float[Array, "*batch d d"]:
     return 0.5 * (product + transpose(product))
 
 
-def frobenius_norm(x: Float[Array, ...]) -> Float[Array, ""]:
+def frobenius_norm(x: Float[Array, "*_"]) -> Float[Array, ""]:
     """Frobenius norm by scaling with the largest entry, so that 1e-300 does not underflow when squared.
 
     The gradient at zero is zero.

@@ -72,7 +72,7 @@ def kl_divergence(g1: Gaussian, g2: Gaussian) -> Float[Array, ""]:
 
     For singular Gaussians of equal support the densities are those on that subspace. Ranks are numerical, so that zero
     columns of a factor do not count, and do not depend on the units of the coordinates; supports are compared to a
-    relative √eps, 1.5e-8 in double precision. Derivatives, first and second, are finite and right wherever the divergence
+    relative √eps, 1.5e-8 in double precision. First and second derivatives are finite and right wherever the divergence
     is finite, and zero where it is infinite.
 
     Raises :class:`InvalidInput` if the dimensions differ.

@@ -419,7 +419,7 @@ def test_gradient_of_the_transport_map():
 
 def test_vmap_agrees_with_a_loop():
     rng = rng_for("vmap")
-    gaussians = [gf.Gaussian(rng.normal(size=D), factor=rng.normal(size=(D, rank))) for rank in (0, 1, 2, 3)]
+    gaussians = [gf.Gaussian(rng.normal(size=D), factor=rng.normal(size=(D, rank))) for rank in (1, 3)]
     others = [gf.Gaussian(rng.normal(size=D), factor=rng.normal(size=(D, 3))) for _ in gaussians]
     batch = jax.jit(jax.vmap(bures_wasserstein))(gf.stack(gaussians), gf.stack(others))
     assert np.allclose(
@@ -427,7 +427,7 @@ def test_vmap_agrees_with_a_loop():
     )
     batch = jax.jit(jax.vmap(kl_divergence))(gf.stack(gaussians), gf.stack(others))
     assert np.allclose(batch, [float(kl_divergence(a, b)) for a, b in zip(gaussians, others, strict=True)], rtol=1e-12)
-    assert list(np.isfinite(batch)) == [False, False, False, True]
+    assert list(np.isfinite(batch)) == [False, True]
 
 
 @pytest.mark.parametrize("function", [bures_wasserstein, kl_divergence, transport_map, relative_mean_error])

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from gaussflow.flow.compactified import Search, growth_scales, search_blow_up
-from gaussflow.flow.exact import MOST_RESTARTS, exact_factors, restarts_needed
+from gaussflow.flow.exact import MOST_RESTARTS, exact_factors, exact_means, restarts_needed
 from gaussflow.flow.exact import exact_blow_up as find_exact_blow_up
 from gaussflow.flow.explicit import integrate_explicit
 from gaussflow.flow.forms import FORMS
@@ -219,23 +219,26 @@ def exact(
     feasible = restarts_needed(A, elapsed[-1]) <= MOST_RESTARTS
     run = Run(None, jnp.sum(valid), t1, None, jnp.asarray(Status.REACHED_END), zero, zero, zero)
     if moves:
-        # A linear equation along Σ(t), without a closed form of its own unless B, Σ and A commute.
-        form = FORMS["covariance" if problem.factor.shape[0] == problem.factor.shape[1] else "factor"]
-        run = integrate_explicit(
-            form,
-            settings.tableau,
-            problem.schedule,
-            form.pack(problem.mean, problem.factor),
-            t0,
-            jnp.where(blow_up.found, times[-1], t1),
-            times,
-            rtol=problem.rtol,
-            atol=problem.atol,
-            max_steps=settings.max_steps,
+        layer: Any = problem.schedule.layer  # type: ignore[attr-defined]
+        b = jnp.zeros_like(problem.mean) if layer.b is None else layer.b
+        along = exact_means(
+            sign * A,
+            sign * v,
+            B,
+            sign * b,
+            problem.mean,
+            problem.factor,
+            elapsed,
+            rtol=jnp.asarray(problem.rtol),
+            heads=layer.heads,
             kind=settings.kind,
         )
-        means = form.split(run.saved)[0]
-        valid = valid & (jnp.arange(ts.shape[0]) < run.reached)
+        means = along.means
+        # Save times moved back from a blow-up count as reached with the last one before it.
+        complete = along.reached == ts.shape[0]
+        valid = valid & (jnp.arange(ts.shape[0]) < along.reached)
+        status = jnp.where(complete, Status.REACHED_END, Status.STEP_TOO_SMALL)
+        run = run._replace(status=status, steps=along.steps, rejected=along.rejected)
     status = jnp.where(feasible, run.status, Status.OUT_OF_STEPS)
     return Saved(ts, means, factors, valid & feasible, run._replace(saved=None, status=status)), blow_up
 

@@ -1,423 +1,623 @@
-"""The implicit integrator: Radau IIA of order nine on matrix equations, each iteration at O(d³).
+"""The implicit integrator: L-stable Radau collocation whose Newton systems stay matrix-valued.
 
-L-stable and stiffly accurate, so that fast directions cost no steps once they have decayed, and steps grow without bound
-at a stable equilibrium. The collocation equations of a step are solved by Newton's method; its linear systems by GMRES
-with the derivative applied matrix-free, preconditioned by a Lyapunov operator: H ↦ H − h(NH + HNᵀ) for each eigenvalue
-of the collocation matrix, with N of :meth:`MeanFieldLayer.lyapunov_matrix`. That N is exact where V = vI, so the Krylov
-space has only the distance of V from a multiple of the identity to deal with. No (d², d²) matrix is ever formed.
-
-References: E. Hairer, G. Wanner, Solving Ordinary Differential Equations II, sections IV.5 and IV.8.
+A step of Radau IIA with s stages asks for the increments Z_i = h Σ_j a_ij F(Σ + Z_j). Newton's method linearises F at
+the stages; each linear system is solved by a Krylov method that needs F' only as an operator, O(d³), preconditioned by
+the same collocation system with a Lyapunov operator in place of F' (exact where V = vI). The d²×d² Jacobian never
+exists. The mean obeys a linear equation along the stages of Σ and is solved for afterwards, directly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import scipy.special
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from gaussflow.errors import InvalidInput
+from gaussflow.flow.collocation import radau
 from gaussflow.flow.explicit import MOST_REJECTIONS, RUNNING, bounded_loop
-from gaussflow.flow.forms import CovarianceForm
+from gaussflow.flow.krylov import minimal_residual
+from gaussflow.flow.lyapunov_preconditioner import Spectral, diagonalise, solve_shifted, solve_stages
 from gaussflow.flow.run import Run, Status
-from gaussflow.flow.runge_kutta import scaled_error
+from gaussflow.flow.runge_kutta import first_step_size, scaled_error
 from gaussflow.gaussian import Moments
 from gaussflow.layers.schedule import Schedule
-from gaussflow.linalg import symmetric_part, transpose
+from gaussflow.linalg import symmetric_part
 
-STAGES = 5
-MOST_NEWTON_STEPS = 10
-KRYLOV_DIMENSION = 24
-INNER_TOLERANCE = 1e-3  # relative residual asked of GMRES in one Newton step
-NEWTON_TOLERANCE = 0.05  # of the error weights
-LEAST_RESOLVED = 1e-3
-"""Floor of ``atol`` over ``rtol``: variances below this share of the largest must not hold up the step."""
+METHOD = radau(7)
+"""Order 13 at the end of a step, 7 within. Few, large steps: at small d it is their number that costs."""
+NEWTON_SHARE = 1e-2
+"""Share of the tolerance left to the error of the implicit solve."""
+LOOSEST_NEWTON = 1e-8
+"""Relative error of the implicit solve above which nothing is saved; Newton's last iteration gets there anyway."""
+MOST_AMPLIFIED = 1e-2
+"""Largest relative error expected in an extrapolated first guess; beyond it the solve starts from rest."""
+FIRST_FORCING = 1e-2
+"""Relative accuracy of the first linear solve of a step; later ones follow the progress of Newton's method."""
+MOST_NEWTON = 10
+KRYLOV_BASIS, ESTIMATE_BASIS = 24, 12
+TANGENT_ACCURACY, TANGENT_ITERATIONS = 1e-11, 96
+"""Relative accuracy, and most Krylov iterations, of the linear systems behind derivatives."""
+ABSOLUTE_FLOOR = 1e-2
+"""Least ``atol`` over ``rtol``: a direction that decays is followed to a hundredth of the largest, then let go."""
+RESOLVED = 1e-10
+"""Share of the largest variance so far below which a collapsing covariance counts as collapsed."""
+IMPLAUSIBLE = 1e-3
+"""Negative part of a covariance, relative to the variances, that no error within the tolerance explains."""
+SAFETY, SHRINK, GROW = 0.9, 0.1, 8.0
+AFTER_FAILED_SOLVE = 0.25
 
 
-class Collocation(NamedTuple):
-    """Constants of Radau IIA with s stages, computed once on the host."""
+class _Peak(NamedTuple):
+    """The largest variance and the largest coordinate of the mean so far."""
 
-    nodes: np.ndarray  # (s,)
-    matrix: np.ndarray  # (s, s), the Runge–Kutta matrix
-    eigenvalues: np.ndarray  # (s,), complex
-    vectors: np.ndarray  # (s, s), complex
-    inverse_vectors: np.ndarray
-    real_eigenvalue: float
-    error_weights: np.ndarray  # of the stage increments, in the embedded formula
-    inverse_vandermonde: np.ndarray  # (s + 1, s + 1), for extrapolating the collocation polynomial
-
-
-@cache
-def collocation(s: int = STAGES) -> Collocation:
-    """Nodes, matrix, spectrum and embedded error formula of the s-stage Radau IIA method, s odd."""
-    inner, _ = scipy.special.roots_jacobi(s - 1, 1, 0)
-    nodes = np.append((inner + 1) / 2, 1.0)
-    powers = np.arange(s)
-    vandermonde = nodes[:, None] ** powers
-    integrals = nodes[:, None] ** (powers + 1) / (powers + 1)
-    matrix = integrals @ np.linalg.inv(vandermonde)
-    eigenvalues, vectors = np.linalg.eig(matrix)
-    gamma = float(eigenvalues[np.argmin(np.abs(eigenvalues.imag))].real)
-    # The embedded formula adds γ₀ f(y₀), which filters like (I − hγ₀J)⁻¹, and is of order s.
-    moments = 1.0 / (powers + 1) - gamma * (powers == 0)
-    embedded = np.linalg.solve(vandermonde.T, moments)
-    with_start = np.append(0.0, nodes)[:, None] ** np.arange(s + 1)
-    return Collocation(
-        nodes,
-        matrix,
-        eigenvalues,
-        vectors,
-        np.linalg.inv(vectors),
-        gamma,
-        (embedded - matrix[-1]) @ np.linalg.inv(matrix),
-        np.linalg.inv(with_start),
-    )
+    variance: Array
+    mean: Array
 
 
 class _State(NamedTuple):
     t: Array
-    h: Array
+    h: Array  # size of the next trial step, positive
     mean: Array
     covariance: Array
-    increments: Array  # of the last accepted step, (s, d, d)
-    last_h: Array
     piece: Array
+    increments: Array  # of the last accepted step, to extrapolate from
+    last_h: Array  # of that step; zero where there is nothing to extrapolate
+    peak: _Peak
+    last_error: Array
     next_save: Array
     saved: tuple[Array, Array]
     steps: Array
     rejected: Array
     rejected_in_a_row: Array
-    iterations: Array
+    evaluations: Array
     status: Array
+
+
+class _Stages(NamedTuple):
+    """Increments of the covariance, (s, d, d), and of the mean, (s, d), at the nodes of one step."""
+
+    covariance: Array
+    mean: Array
+
+
+class _Effort(NamedTuple):
+    """Whether a solve converged, and its evaluations; floating numbers, as ``custom_root`` has no place for others."""
+
+    converged: Array
+    evaluations: Array
+
+
+class _Field(NamedTuple):
+    """The flow in one piece of a schedule."""
+
+    schedule: Schedule
+    piece: Array
+
+    def covariance_rate(self, t: Array, covariance: Array) -> Array:
+        return self.schedule.layer_in_piece(self.piece, t).covariance_rate(_centred(covariance))
+
+    def mean_rate(self, t: Array, covariance: Array, mean: Array) -> Array:
+        return self.schedule.layer_in_piece(self.piece, t).affine_field(Moments(mean, covariance)).at(mean)
+
+    def mean_matrix(self, t: Array, covariance: Array) -> Array:
+        """The matrix of the mean's equation, which is affine where the covariance flows by itself."""
+        return jax.jacfwd(lambda mean: self.mean_rate(t, covariance, mean))(_centred(covariance).mean)
+
+    def lyapunov_matrix(self, t: Array, covariance: Array) -> Array:
+        return self.schedule.layer_in_piece(self.piece, t).lyapunov_matrix(_centred(covariance))
+
+
+def _centred(covariance: Array) -> Moments:
+    return Moments(jnp.zeros(covariance.shape[-1], covariance.dtype), covariance)
 
 
 def integrate_stiff(
     schedule: Schedule,
-    mean: Float[Array, " d"],
-    covariance: Float[Array, "d d"],
-    ts: Float[Array, " n"],
-    t1: Float[Array, ""],
+    mean: Array,
+    covariance: Array,
+    ts: Array,
+    t1: Any,
     *,
-    t0: Float[Array, ""],
-    rtol: Float[Array, ""],
-    atol: Float[Array, ""],
-    step: Float[Array, ""] | None = None,
-    max_steps: int = 16384,
+    t0: Any,
+    rtol: Any,
+    atol: Any,
+    step: Any = None,
+    max_steps: int = 4096,
     stop: Callable[[Array, Array], Array] | None = None,
-    moves: bool = True,
     kind: str = "lax",
 ) -> Run:
-    """Integrate mean and covariance implicitly from t0 to t1, landing on every save time and every edge of the schedule.
+    """Integrate mean and covariance from t0 to t1 with implicit, L-stable steps, saving at ``ts``.
 
-    Landing, instead of interpolating, gives saved states the full order nine; steps grow freely in between. Without
-    ``moves`` the mean is known to stay zero. A step whose stages are not positive semidefinite (within the tolerance)
-    is rejected, so that no step can jump over a blow-up to the other branch of the Riccati flow.
+    Radau IIA collocation with seven stages (:data:`METHOD`), O(d³) an iteration. At a stable equilibrium steps grow
+    up to eightfold each, so that a horizon of 1e8 costs some tens of steps more than one of 1.
 
-    Raises :class:`InvalidInput` for layers whose covariance flow depends on the mean.
+    Parameters
+    ----------
+    schedule:
+        layers whose covariance flows by itself (``autonomous``). No step crosses an edge of the schedule.
+    mean, covariance:
+        the state at t0, (d,) and (d, d); the covariance exactly symmetric, and so are all that are returned.
+    ts:
+        save times, (n,), sorted from t0 to t1. They are filled from the collocation polynomial, whose order 7 is that
+        of the error estimate, so they are as accurate as the tolerance says; the ends of steps are better than that.
+    rtol, atol:
+        one step's error in entry (i, j) of Σ is compared with rtol √(Σᵢᵢ Σⱼⱼ) + atol maxₖ Σₖₖ, in the mean with
+        rtol (|μᵢ| + √Σᵢᵢ) + atol (maxₖ √Σₖₖ + maxₖ |μₖ|). ``atol`` is taken as at least a hundredth of ``rtol``, and
+        the maxima as at least 1e-10 of their largest values so far: neither a fast direction that has decayed nor a
+        covariance that collapses to a point must hold the steps down.
+    step:
+        take fixed steps of this size instead (the last one before an edge or the end is cut to land on it).
+    stop:
+        ``stop(t, covariance)`` ends the run with :attr:`Status.GREW` after the step that made it true.
+    kind:
+        "lax" (fastest; forward-mode derivatives) or "checkpointed" (reverse mode). Derivatives of a step come from the
+        implicit function theorem, with the same Krylov solver; step sizes are held fixed.
+
+    Returns
+    -------
+    Run
+        with ``state = (mean, covariance)`` and ``saved`` the same with a leading axis. ``evaluations`` counts rates of
+        Σ, and products with their derivative, at all stages at once.
+
+    Raises
+    ------
+    InvalidInput
+        for layers whose covariance flow depends on the mean.
     """
-    if not schedule.layer_in_piece(0, t0).autonomous:
-        raise InvalidInput(
-            "method", got="'stiff' with a layer that depends on the mean", wanted="auto, covariance or factor"
-        )
-    rule = collocation()
+    mean, covariance, ts = jnp.asarray(mean), jnp.asarray(covariance), jnp.asarray(ts)
+    dtype = covariance.dtype
+    t0, t1, rtol = (jnp.asarray(x, dtype) for x in (t0, t1, rtol))
+    rtol = jnp.maximum(rtol, 16 * jnp.finfo(dtype).eps)
+    atol = jnp.maximum(jnp.asarray(atol, dtype), ABSOLUTE_FLOOR * rtol)
     edges = schedule.edges
     pieces = edges.shape[0] - 1
-    sign = jnp.where(t1 >= t0, 1.0, -1.0).astype(t0.dtype)
-    atol = jnp.maximum(atol, LEAST_RESOLVED * rtol)
-    form = CovarianceForm()
-    d = mean.shape[0]
-    nodes, matrix = jnp.asarray(rule.nodes), jnp.asarray(rule.matrix)
-    # The error formula is of order s, the method of order 2s - 1: an error of rtol in the method shows as this much.
-    tolerance = rtol ** ((STAGES + 1) / (2 * STAGES))
-
-    def rate(piece, t, sigma):
-        return schedule.layer_in_piece(piece, t).covariance_rate(Moments(jnp.zeros_like(mean), sigma))
+    sign = jnp.where(t1 >= t0, 1.0, -1.0).astype(dtype)
+    rounding = 4 * jnp.finfo(dtype).eps
+    d, s = covariance.shape[-1], METHOD.stages
+    always_moves = kind != "lax"
 
     inner = edges[1:-1]
-    forward, backward = (jnp.searchsorted(inner, t0, side=side) for side in ("right", "left"))
-    piece0 = jnp.where(sign > 0, forward, backward).astype(int) if pieces > 1 else jnp.zeros((), int)
+    piece0 = jnp.zeros((), int)
+    if pieces > 1:
+        forward = jnp.searchsorted(inner, t0, side="right")
+        piece0 = jnp.where(sign > 0, forward, jnp.searchsorted(inner, t0, side="left")).astype(int)
+    if not schedule.layer_in_piece(piece0, t0).autonomous:
+        raise InvalidInput(
+            "method",
+            got="'stiff' for a layer whose covariance flow depends on the mean",
+            wanted="layers that are autonomous in the covariance",
+            fix="use method='covariance' or method='factor'",
+        )
 
-    def body(s: _State) -> _State:
+    peak0 = _higher(_Peak(jnp.zeros((), dtype), jnp.zeros((), dtype)), mean, covariance)
+    if step is None:
+        scale = _weights(mean, jnp.diagonal(covariance), 1.0, atol / rtol, peak0).covariance
+        rate = _Field(schedule, piece0).covariance_rate(t0, covariance)
+        sizes = [scaled_error(x, jnp.where(scale > 0, scale, 1.0)) for x in (covariance, rate)]
+        h0 = first_step_size(sizes[0], sizes[1], rtol, METHOD.stage_order + 1, jnp.abs(t1 - t0))
+    else:
+        h0 = jnp.abs(jnp.asarray(step, dtype))
+
+    def body(c: _State) -> _State:
         target = t1
         if pieces > 1:
-            edge = jnp.where(sign > 0, edges[s.piece + 1], edges[s.piece])
+            edge = jnp.where(sign > 0, edges[c.piece + 1], edges[c.piece])
             target = sign * jnp.minimum(sign * t1, sign * edge)
-        waiting = s.next_save < ts.shape[0]
-        save_at = jnp.where(waiting, ts[jnp.minimum(s.next_save, ts.shape[0] - 1)], t1)
-        target = sign * jnp.minimum(sign * target, sign * save_at)
-        remaining = jnp.abs(target - s.t)
-        lands = jax.lax.stop_gradient(s.h * (1 + 1e-10) >= remaining)
-        h = sign * jnp.where(lands, remaining, s.h)
-        times = s.t + nodes * h
-        rates = jax.vmap(lambda t, sigma: rate(s.piece, t, sigma))
+        remaining = jnp.abs(target - c.t)
+        # A step that would leave less than rounding behind lands on the target instead.
+        lands = c.h * (1 + 1e-10) >= remaining
+        h = sign * jnp.where(lands, remaining, c.h)
+        t_new = jnp.where(lands, target, c.t + h)
+        field = _Field(schedule, c.piece)
 
-        weights = jax.lax.stop_gradient(
-            form.weights(form_state(s.mean, s.covariance), form_state(s.mean, s.covariance), rtol, atol)[:, :-1]
-        )
-        safe = jnp.where(weights > 0, weights, 1.0)
-        layer = schedule.layer_in_piece(s.piece, s.t)
-        N = layer.lyapunov_matrix(Moments(jnp.zeros_like(mean), s.covariance))
-        solver = _LyapunovSolver.of(jax.lax.stop_gradient(N), jax.lax.stop_gradient(h))
+        stages, effort, spectral = _solve_step(field, c, h, rtol, atol, always_moves)
+        mean = c.mean + stages.mean[-1]
+        covariance = c.covariance + stages.covariance[-1]
+        plausible = effort.converged & _without_derivatives(partial(_plausible, c, stages, rtol))
 
-        def residual(Z):
-            return Z - h * jnp.tensordot(matrix, rates(times, s.covariance + Z), axes=1)
-
-        guess = jax.lax.stop_gradient(_extrapolate(rule, s.increments, h / jnp.where(s.last_h == 0, 1.0, s.last_h)))
-        guess = jnp.where(s.last_h == 0, 0.0, guess)
-        Z, (converged, iterations) = _solve_stages(residual, guess, solver, safe)
-        Z = symmetric_part(Z)
-
-        sigma = s.covariance + Z[-1]
-        start_rate = rate(s.piece, s.t, s.covariance)
-        increments_error = jnp.tensordot(jnp.asarray(rule.error_weights), Z, axes=1)
-        estimate = solver.one(h * rule.real_eigenvalue * start_rate + increments_error, rule.real_eigenvalue)
-        scale = rtol / tolerance  # error weights carry rtol
-        wide = jnp.maximum(safe, form.weights(form_state(s.mean, sigma), form_state(s.mean, sigma), rtol, atol)[:, :-1])
-        error = scaled_error(scale * estimate, wide)
-        new_mean = s.mean
-        if moves:
-            new_mean, mean_error = _mean_step(schedule, s, times, h, Z, rule)
-            deviations = jnp.sqrt(jnp.maximum(jnp.diagonal(sigma), 0.0))
-            largest = jnp.max(deviations, initial=0.0) + jnp.max(jnp.abs(new_mean), initial=0.0)
-            mean_weights = rtol * (jnp.maximum(jnp.abs(s.mean), jnp.abs(new_mean)) + deviations) + atol * largest
-            error = jnp.maximum(error, scaled_error(scale * mean_error, mean_weights))
-
-        plausible = converged & _nearly_semidefinite(sigma, 10 * tolerance) & jnp.all(jnp.isfinite(new_mean))
-        plausible = plausible & jnp.all(jnp.diagonal(s.covariance + Z, axis1=1, axis2=2) > -10 * tolerance * _size(s.covariance))
         if step is None:
+            estimate = partial(_estimate, field, c, h, stages, spectral, rtol, atol, always_moves)
+            error, more = _without_derivatives(estimate)
             accept = plausible & (error <= 1.0)
-            factor = _factor(error, plausible, iterations)
-            factor = jnp.where(s.rejected_in_a_row > 0, jnp.minimum(factor, 1.0), factor)
-            h_next = jax.lax.stop_gradient(jnp.abs(h)) * factor
-            h_next = jnp.where(lands & accept, jnp.maximum(h_next, s.h), h_next)
+            h_next = _next_step(c, jnp.abs(h), error, plausible, coarse=kind == "checkpointed")
+            # A step cut short to land says nothing about the size of the next one.
+            h_next = jnp.where(lands & accept, jnp.maximum(h_next, c.h), h_next)
+            h_next = jax.lax.stop_gradient(h_next)
         else:
-            accept, h_next = plausible, s.h
+            error, more = jnp.zeros((), dtype), 0
+            accept = plausible
+            h_next = c.h
 
         keep = lambda new, old: jnp.where(accept, new, old)
-        t = keep(jnp.where(lands, target, s.t + h), s.t)
-        piece = s.piece
+        t = keep(t_new, c.t)
+        piece, last_h = c.piece, keep(jnp.abs(h), c.last_h)
         if pieces > 1:
-            at_edge = accept & (t == edge) & (sign * t < sign * t1)
-            piece = jnp.clip(piece + jnp.where(at_edge, sign.astype(int), 0), 0, pieces - 1)
-        covariance, mean_now = keep(sigma, s.covariance), keep(new_mean, s.mean)
+            moves = accept & lands & (sign * t < sign * t1)
+            piece = jnp.clip(piece + jnp.where(moves, sign.astype(int), 0), 0, pieces - 1)
+            last_h = jnp.where(moves, 0.0, last_h)
 
-        def save(carry):
-            i, means, covariances = carry
-            return i + 1, means.at[i].set(mean_now), covariances.at[i].set(covariance)
+        due = jnp.where(accept, jnp.sum(sign * (ts - t) <= 0), c.next_save)
+        saved = _save(c, stages, h, t_new, (mean, covariance), ts, due, kind)
 
-        due = jnp.where(accept, jnp.sum(sign * (ts - t) <= 0), s.next_save)
-        next_save, *saved = bounded_loop(
-            lambda c: c[0] < due, save, (s.next_save, *s.saved), ts.shape[0], kind, buffers=lambda c: (c[1], c[2])
-        )
-
-        rejected_in_a_row = jnp.where(accept, 0, s.rejected_in_a_row + 1)
+        rejected_in_a_row = jnp.where(accept, 0, c.rejected_in_a_row + 1)
         status = jnp.where(accept & (sign * t >= sign * t1), Status.REACHED_END, RUNNING)
         if stop is not None:
             status = jnp.where((status == RUNNING) & accept & stop(t, covariance), Status.GREW, status)
-        tiny = h_next <= 4 * jnp.finfo(t0.dtype).eps * jnp.abs(t)
-        stuck = (rejected_in_a_row > MOST_REJECTIONS) | (tiny & ~accept) | ((step is not None) & ~accept)
-        cause = jnp.where(converged, Status.STEP_TOO_SMALL, Status.IMPLICIT_SOLVE_FAILED)
-        status = jnp.where((status == RUNNING) & stuck, cause, status)
-        steps = s.steps + 1
+        too_small = (rejected_in_a_row > MOST_REJECTIONS) | (h_next <= rounding * jnp.abs(t)) & (remaining > h_next)
+        if step is not None:
+            too_small = ~accept
+        cause = jnp.where(effort.converged, Status.STEP_TOO_SMALL, Status.IMPLICIT_SOLVE_FAILED)
+        status = jnp.where((status == RUNNING) & too_small, cause, status)
+        steps = c.steps + 1
         status = jnp.where((status == RUNNING) & (steps >= max_steps), Status.OUT_OF_STEPS, status)
-        moved = piece != s.piece
         return _State(
-            t, h_next, mean_now, covariance, keep(jax.lax.stop_gradient(Z), s.increments),
-            jnp.where(moved, 0.0, keep(jax.lax.stop_gradient(h), s.last_h)), piece, next_save, tuple(saved), steps,
-            s.rejected + jnp.where(accept, 0, 1), rejected_in_a_row, s.iterations + iterations, status,
-        )  # fmt: skip
+            t=t,
+            h=h_next,
+            mean=keep(mean, c.mean),
+            covariance=keep(covariance, c.covariance),
+            piece=piece,
+            increments=jax.lax.stop_gradient(keep(stages.covariance, c.increments)),
+            last_h=jax.lax.stop_gradient(last_h),
+            peak=jax.tree_util.tree_map(keep, _higher(c.peak, mean, covariance), c.peak),
+            last_error=keep(error, c.last_error),
+            next_save=due,
+            saved=saved,
+            steps=steps,
+            rejected=c.rejected + jnp.where(accept, 0, 1),
+            rejected_in_a_row=rejected_in_a_row,
+            evaluations=c.evaluations + effort.evaluations + more,
+            status=status,
+        )
 
-    def form_state(mean, covariance):
-        return jnp.concatenate([covariance, mean[:, None]], axis=1)
-
-    covariance = symmetric_part(covariance)
-    if step is None:
-        speed = jnp.max(jnp.abs(rate(piece0, t0, covariance)), initial=0.0)
-        natural = 0.1 * _size(covariance) / jnp.where(speed > 0, speed, 1.0)
-        h0 = jnp.minimum(jnp.abs(t1 - t0), jnp.where((speed > 0) & (natural > 0), natural, jnp.abs(t1 - t0)))
-        h0 = jax.lax.stop_gradient(h0)
-    else:
-        h0 = jnp.abs(step)
-    n, zero = ts.shape[0], jnp.zeros((), int)
+    zero = jnp.zeros((), int)
     at_start = jnp.sum(sign * (ts - t0) <= 0)
-    buffers = (jnp.zeros((n, d), mean.dtype), jnp.zeros((n, d, d), mean.dtype))
+    n = ts.shape[0]
     start = _State(
-        t0, h0, mean, covariance, jnp.zeros((STAGES, d, d), mean.dtype), jnp.zeros_like(t0), piece0, at_start, buffers,
-        zero, zero, zero, zero, jnp.where(t0 == t1, Status.REACHED_END, RUNNING),
-    )  # fmt: skip
-    end = bounded_loop(lambda s: s.status == RUNNING, body, start, max_steps, kind, buffers=lambda s: s.saved)
+        t=t0,
+        h=h0,
+        mean=mean,
+        covariance=covariance,
+        piece=piece0,
+        increments=jnp.zeros((s, d, d), dtype),
+        last_h=jnp.zeros((), dtype),
+        peak=peak0,
+        last_error=jnp.ones((), dtype),
+        next_save=at_start,
+        # Buffers that are written once an entry: their first values must carry no derivative.
+        saved=(jnp.zeros((n, d), dtype), jnp.zeros((n, d, d), dtype)),
+        steps=zero,
+        rejected=zero,
+        rejected_in_a_row=zero,
+        evaluations=zero,
+        status=jnp.where(t0 == t1, Status.REACHED_END, RUNNING),
+    )
+    buffers = (lambda c: c.saved) if n > 1 else None
+    end = bounded_loop(lambda c: c.status == RUNNING, body, start, max_steps, kind, buffers=buffers)
 
-    def fill(saved, initial):
-        index = jnp.arange(n).reshape(n, *(1,) * initial.ndim)
-        last = jnp.where(end.next_save > at_start, saved[jnp.maximum(end.next_save - 1, 0)], initial)
-        return jnp.where(index < at_start, initial, jnp.where(index < end.next_save, saved, last))
+    def filled(saved: Array, first: Array) -> Array:
+        """Entries at the start are the start; those that were not reached repeat the last valid state."""
+        index = jnp.arange(n).reshape(n, *(1,) * first.ndim)
+        last = jnp.where(end.next_save > at_start, saved[jnp.maximum(end.next_save - 1, 0)], first) if n else first
+        return jnp.where(index < at_start, first, jnp.where(index < end.next_save, saved, last))
 
-    saved = (fill(end.saved[0], mean), fill(end.saved[1], covariance))
+    saved = (filled(end.saved[0], mean), filled(end.saved[1], covariance))
     state = (end.mean, end.covariance)
-    return Run(saved, end.next_save, end.t, state, end.status, end.steps, end.rejected, end.iterations)
+    return Run(saved, end.next_save, end.t, state, end.status, end.steps, end.rejected, end.evaluations)
 
 
-class _LyapunovSolver(NamedTuple):
-    """Solves H − h λ(NH + HNᵀ) = R through the eigendecomposition N = X diag(D) X⁻¹."""
-
-    X: Array
-    inverse: Array
-    D: Array
-    h: Array
-
-    @staticmethod
-    def of(N: Array, h: Array) -> _LyapunovSolver:
-        d = N.shape[0]
-        # A defective N gets its eigenvectors apart; as a preconditioner it may be off by a millionth.
-        spread = jnp.asarray(np.random.default_rng(0).normal(size=(d, d)) / max(np.sqrt(d), 1.0), N.dtype)
-        size = jnp.max(jnp.abs(N), initial=0.0)
-        D, X = jnp.linalg.eig(jnp.where(jnp.isfinite(N), N, 0.0) + 1e-7 * size * spread)
-        return _LyapunovSolver(X, jnp.linalg.inv(X), D, h)
-
-    def transposed(self) -> _LyapunovSolver:
-        return _LyapunovSolver(transpose(self.inverse), transpose(self.X), self.D, self.h)
-
-    def one(self, R: Array, eigenvalue: Any) -> Array:
-        """For one right-hand side (d, d), or a stack with as many eigenvalues."""
-        eigenvalue = jnp.asarray(eigenvalue)[..., None, None]
-        shifted = 1 - self.h * eigenvalue * (self.D[:, None] + self.D[None, :])
-        inside = self.inverse @ R @ transpose(self.inverse)
-        solved = self.X @ (inside / shifted) @ transpose(self.X)
-        return solved if jnp.iscomplexobj(R) else symmetric_part(solved.real)
-
-    def stages(self, R: Array, *, adjoint: bool = False) -> Array:
-        """For the coupled stage equations, R (s, d, d): diagonalised over the stages first."""
-        rule = collocation()
-        left, right = rule.vectors, rule.inverse_vectors
-        if adjoint:
-            left, right = right.T, left.T
-        # Eigenvalues come in conjugate pairs, whose contributions are conjugate: one of each pair is enough.
-        kept = np.flatnonzero(rule.eigenvalues.imag > -1e-12)
-        twice = np.where(rule.eigenvalues.imag[kept] > 1e-12, 2.0, 1.0)
-        mixed = jnp.tensordot(jnp.asarray(right[kept]), R, axes=1)
-        solved = self.one(mixed, rule.eigenvalues[kept])
-        return symmetric_part(jnp.tensordot(jnp.asarray(left[:, kept] * twice), solved, axes=1).real)
+def _weights(mean: Array, variances: Array, rtol: Any, atol: Any, peak: _Peak) -> _Stages:
+    """Error weights of the covariance and the mean, in units of the standard deviations of the coordinates."""
+    variances, sizes = jnp.abs(variances), jnp.abs(mean)
+    deviations = jnp.sqrt(variances)
+    variance = jnp.maximum(jnp.max(variances, initial=0.0), RESOLVED * peak.variance)
+    largest = jnp.maximum(jnp.max(sizes, initial=0.0), RESOLVED * peak.mean) + jnp.sqrt(variance)
+    return _Stages(
+        rtol * deviations[:, None] * deviations + atol * variance, rtol * (sizes + deviations) + atol * largest
+    )
 
 
-def _solve_stages(residual: Callable[[Array], Array], guess: Array, solver: _LyapunovSolver, weights: Array):
-    """The root Z of the collocation equations, differentiable by the implicit function theorem.
+def _higher(peak: _Peak, mean: Array, covariance: Array) -> _Peak:
+    variance = jnp.max(jnp.diagonal(covariance), initial=0.0)
+    new = _Peak(jnp.maximum(peak.variance, variance), jnp.maximum(peak.mean, jnp.max(jnp.abs(mean), initial=0.0)))
+    return jax.lax.stop_gradient(new)
 
-    Returns Z and (whether Newton's method converged, how many steps it took).
+
+def _plausible(c: _State, stages: _Stages, rtol: Array) -> Array:
+    """Whether the covariance stays positive semidefinite, within a tolerance, and the mean finite.
+
+    Implicit equations also have solutions beyond a blow-up, on the negative branch of the flow: no step may jump there.
     """
+    slack = IMPLAUSIBLE + 10.0 * rtol
+    variances = jnp.diagonal(c.covariance + stages.covariance, axis1=1, axis2=2)
+    largest = jnp.maximum(jnp.max(variances, initial=0.0), RESOLVED * c.peak.variance)
+    # In units of the standard deviations; directions that have decayed to nothing are not judged by their rounding.
+    scales = jnp.sqrt(jnp.maximum(variances[-1], IMPLAUSIBLE * largest))
+    scales = jnp.where(scales > 0, scales, 1.0)
+    end = (c.covariance + stages.covariance[-1]) / (scales[:, None] * scales)
+    lower = jnp.linalg.cholesky(end + slack * jnp.eye(end.shape[0], dtype=end.dtype), symmetrize_input=False)
+    semidefinite = jnp.all(jnp.isfinite(lower)) & jnp.all(variances >= -slack * largest)
+    return semidefinite & jnp.all(jnp.isfinite(stages.mean))
 
-    def gmres(operator, right, preconditioner):
-        # In units of the error weights, so that GMRES minimises what counts.
-        scaled = lambda x: x * weights
-        solution, _ = jax.scipy.sparse.linalg.gmres(
-            lambda x: operator(scaled(x)) / weights,
-            right / weights,
-            M=lambda x: preconditioner(scaled(x)) / weights,
-            tol=INNER_TOLERANCE,
-            atol=0.1 * NEWTON_TOLERANCE * np.sqrt(right.size),
-            restart=KRYLOV_DIMENSION,
-            maxiter=2,
-            solve_method="incremental",
-        )
-        return scaled(solution)
 
-    def solve(f, Z):
-        def measure(r):
-            return jnp.sqrt(jnp.mean((solver.stages(r) / weights) ** 2))
+def _mix(matrix: Any, stages: Array) -> Array:
+    return jnp.tensordot(jnp.asarray(matrix, stages.dtype), stages, axes=1)
 
-        def newton(carry):
-            i, Z, r, size, _ = carry
-            _, linear = jax.linearize(f, Z)
-            Z = Z - gmres(linear, r, solver.stages)
-            r = f(Z)
-            now = measure(r)
-            # Gone astray: NaN, or no better than before after the first steps.
-            lost = ~jnp.isfinite(now) | ((i >= 2) & (now > 2 * size))
-            return i + 1, Z, r, now, lost
 
-        r = f(Z)
-        size = measure(r)
-        start = (jnp.zeros((), int), Z, r, size, ~jnp.isfinite(size))
-        running = lambda c: (c[0] < MOST_NEWTON_STEPS) & (c[3] > NEWTON_TOLERANCE) & ~c[4]
-        i, Z, _, size, _ = jax.lax.while_loop(running, newton, start)
-        return Z, (size <= NEWTON_TOLERANCE, i)
+class _StageProblem(NamedTuple):
+    """The collocation equations of one step, for the increments at the nodes."""
 
-    def tangent_solve(g, y):
+    field: _Field
+    times: Array
+    h: Array
+    mean: Array
+    covariance: Array
+
+    def covariance_rates(self, increments: Array) -> Array:
+        return jax.vmap(self.field.covariance_rate)(self.times, self.covariance + increments)
+
+    def mean_rates(self, increments: Array, mean: Array) -> Array:
+        """Rates of the mean at the nodes, where it is ``mean``, (s, d) or (d,)."""
+        along = jax.vmap(self.field.mean_rate, in_axes=(0, 0, 0 if mean.ndim == 2 else None))
+        return along(self.times, self.covariance + increments, mean)
+
+    def defect(self, increments: Array, rates: Array) -> Array:
+        return increments - self.h * _mix(METHOD.matrix, rates)
+
+    def residual(self, x: _Stages) -> _Stages:
+        increments = symmetric_part(x.covariance)
+        rates, mean_rates = self.covariance_rates(increments), self.mean_rates(increments, self.mean + x.mean)
+        return _Stages(self.defect(x.covariance, rates), self.defect(x.mean, mean_rates))
+
+    def felt_by_mean(self, increments: Array, change: Array) -> Array:
+        """What a change of the increments of Σ does to those of the mean, before the mean reacts."""
+        _, push = jax.jvp(lambda x: self.mean_rates(x, self.mean), (increments,), (change,))
+        return self.h * _mix(METHOD.matrix, push)
+
+    def mean_increments(self, increments: Array) -> Array:
+        """The increments of the mean along those of Σ: one linear system, (s·d, s·d)."""
+        s, d = METHOD.stages, self.mean.shape[0]
+        matrices = jax.vmap(self.field.mean_matrix)(self.times, self.covariance + increments)
+        coupled = jnp.asarray(METHOD.matrix, matrices.dtype)[:, None, :, None] * jnp.swapaxes(matrices, 0, 1)[None]
+        system = jnp.eye(s * d, dtype=matrices.dtype) - self.h * coupled.reshape(s * d, s * d)
+        right = self.h * _mix(METHOD.matrix, self.mean_rates(increments, self.mean))
+        return jnp.linalg.solve(system, right.reshape(-1)).reshape(s, d)
+
+    def mean_moves(self, increments: Array) -> Array:
+        return jnp.any(self.mean != 0) | jnp.any(self.mean_rates(increments, self.mean) != 0)
+
+
+def _solve_step(
+    field: _Field, c: _State, h: Array, rtol: Array, atol: Array, always_moves: bool
+) -> tuple[_Stages, _Effort, Spectral]:
+    """The increments at the nodes of one step, differentiable by the implicit function theorem."""
+    problem = _StageProblem(field, c.t + h * METHOD.nodes, h, c.mean, c.covariance)
+    fixed = jax.lax.stop_gradient
+    spectral = diagonalise(fixed(field.lyapunov_matrix(c.t, c.covariance)))
+    scales = _weights(c.mean, jnp.diagonal(c.covariance), rtol, atol, c.peak)
+    scales = fixed(jax.tree_util.tree_map(lambda x: jnp.where(x > 0, x, 1.0), scales))
+    fixed_h = fixed(h)
+
+    def precondition(right: Array, transposed: bool = False) -> Array:
+        return solve_stages(METHOD, spectral, fixed_h, right, transposed=transposed)
+
+    def solve(_: Any, guess: _Stages) -> tuple[_Stages, _Effort]:
+        increments, effort = _newton(problem, guess.covariance, precondition, scales, rtol)
+        if always_moves:
+            return _Stages(increments, problem.mean_increments(increments)), effort
+        rest = jnp.zeros_like(guess.mean)
+        moves = problem.mean_moves(increments)
+        means = jax.lax.cond(moves, lambda: problem.mean_increments(increments), lambda: rest)
+        return _Stages(increments, means), effort
+
+    def tangent_solve(linear: Callable[[_Stages], _Stages], right: _Stages) -> _Stages:
         return jax.lax.custom_linear_solve(
-            g,
-            y,
-            solve=lambda operator, b: _tight(gmres, operator, b, solver.stages),
-            transpose_solve=lambda operator, b: _tight(
-                gmres, operator, b, lambda x: solver.transposed().stages(x, adjoint=True)
-            ),
+            linear,
+            right,
+            lambda matvec, b: _solve_linearised(matvec, b, precondition, scales.covariance),
+            lambda vecmat, b: _solve_transposed(vecmat, b, precondition, scales.covariance),
         )
 
-    return jax.lax.custom_root(residual, guess, solve, tangent_solve, has_aux=True)
+    ratio = jnp.where(c.last_h > 0, jnp.abs(h) / jnp.where(c.last_h > 0, c.last_h, 1.0), 0.0)
+    ahead = METHOD.lagrange(fixed(1.0 + ratio * METHOD.nodes))
+    # Extrapolation amplifies the error of the last polynomial; where that spoils the guess, start from rest.
+    amplified = rtol * jnp.max(jnp.sum(jnp.abs(ahead), axis=1))
+    guess = symmetric_part(_mix(ahead, c.increments) - c.increments[-1])
+    guess = jnp.where((ratio > 0) & (amplified < MOST_AMPLIFIED), guess, 0.0)
+    unknown = _Stages(fixed(guess), jnp.zeros((METHOD.stages, c.mean.shape[0]), guess.dtype))
+    stages, effort = jax.lax.custom_root(problem.residual, unknown, solve, tangent_solve, has_aux=True)
+    effort = _Effort(fixed(effort.converged) > 0, fixed(effort.evaluations).astype(int))
+    return stages, effort, spectral
 
 
-def _tight(gmres, operator, right, preconditioner, rounds: int = 5):
-    """A linear solve to rounding level, by repeated GMRES on the residual (derivatives must not carry 1e-3 errors)."""
-    solution = jnp.zeros_like(right)
-    size = jnp.sqrt(jnp.mean(right**2))
-    unit = jnp.where(size > 0, size, 1.0)
-    for _ in range(rounds):
-        left_over = (right / unit - operator(solution)) * 1e12
-        solution = solution + gmres(operator, left_over, preconditioner) * 1e-12
-    return solution * unit
+class _Newton(NamedTuple):
+    increments: Array
+    size: Array  # of the preconditioned residual, in units of what it may be
+    before: Array
+    iterations: Array
+    evaluations: Array
+    done: Array
 
 
-def _mean_step(schedule: Schedule, s: _State, times: Array, h: Array, Z: Array, rule: Collocation):
-    """The mean's collocation equations along the stage covariances: linear, solved densely; and its error estimate."""
-    d = s.mean.shape[0]
+def _newton(problem: _StageProblem, guess: Array, precondition, scales: _Stages, rtol: Array) -> tuple[Array, _Effort]:
+    """Inexact Newton; the preconditioned residual, which is close to the error, decides when to stop.
 
-    def drift(t, sigma, mean):
-        field = schedule.layer_in_piece(s.piece, t).affine_field(Moments(mean, sigma))
-        return field.matrix @ mean + field.offset
+    Errors of Σ force the mean, through a B that may be large: what they do to it counts as well.
+    """
+    share = jnp.minimum(NEWTON_SHARE, LOOSEST_NEWTON / rtol)
+    eps = jnp.finfo(rtol.dtype).eps
+    rounding = 64 * eps / (share * rtol)
+    # Errors of this size are accepted where the residual stops falling.
+    harmless = jnp.maximum(0.3, 1e-11 / rtol) / share
+    length = float(guess.size) ** 0.5
 
-    def linear(t, sigma):
-        return jax.jacfwd(lambda m: drift(t, sigma, m))(s.mean), drift(t, sigma, s.mean)
+    def body(c: _Newton) -> _Newton:
+        rates, push = jax.linearize(problem.covariance_rates, c.increments)
+        defect = precondition(problem.defect(c.increments, rates))
+        size = _root_mean_square(defect / scales.covariance) / share
+        felt = _root_mean_square(problem.felt_by_mean(c.increments, defect) / scales.mean) / share
+        stuck = (c.iterations > 1) & (size > 0.5 * c.size) & (size < harmless)
+        done = (jnp.maximum(size, felt) <= 1.0) | (size <= rounding) | stuck
 
-    K, f = jax.vmap(linear)(times, s.covariance + Z)
-    A = jnp.asarray(rule.matrix)
-    # z_i − h Σ_j a_ij K_j z_j = h Σ_j a_ij f_j, with f_j the drift of the starting mean.
-    blocks = jnp.einsum("ij,jab->iajb", h * A, K).reshape(STAGES * d, STAGES * d)
-    z = jnp.linalg.solve(jnp.eye(STAGES * d) - blocks, (h * A @ f).reshape(-1)).reshape(STAGES, d)
-    K0, f0 = linear(s.t, s.covariance)
-    estimate = h * rule.real_eigenvalue * f0 + jnp.asarray(rule.error_weights) @ z
-    filtered = jnp.linalg.solve(jnp.eye(d) - h * rule.real_eigenvalue * K0, estimate)
-    return s.mean + z[-1], jax.lax.stop_gradient(filtered)
+        def operator(x: Array) -> Array:
+            x = x.reshape(guess.shape) * scales.covariance
+            return (precondition(problem.defect(x, push(x))) / scales.covariance).reshape(-1)
+
+        forcing = jnp.where(c.iterations > 0, jnp.clip((size / c.size) ** 2, 1e-4, 0.1), FIRST_FORCING)
+        enough = 0.3 * size / jnp.maximum(size, felt)
+        goal = jnp.where(done, jnp.inf, share * length * jnp.maximum(enough, forcing * size))
+        right = (defect / scales.covariance).reshape(-1)
+        change = minimal_residual(operator, right, goal, basis=KRYLOV_BASIS, most_iterations=KRYLOV_BASIS)
+        increments = c.increments - symmetric_part(change.solution.reshape(guess.shape) * scales.covariance)
+        return _Newton(
+            jnp.where(done, c.increments, increments),
+            size,
+            c.size,
+            c.iterations + 1,
+            c.evaluations + 1 + change.iterations,
+            done,
+        )
+
+    def going(c: _Newton) -> Array:
+        diverges = (c.iterations > 2) & (c.size > 2.0 * c.before) | ~jnp.isfinite(c.size)
+        return ~c.done & (c.iterations < MOST_NEWTON) & ~diverges
+
+    zero, one = jnp.zeros((), int), jnp.ones((), guess.dtype)
+    end = jax.lax.while_loop(going, body, _Newton(guess, one, one, zero, zero, jnp.zeros((), bool)))
+    return end.increments, _Effort(end.done.astype(guess.dtype), end.evaluations.astype(guess.dtype))
 
 
-def _extrapolate(rule: Collocation, increments: Array, ratio: Array) -> Array:
-    """The last step's collocation polynomial at the nodes of the next; nothing if that would be far outside."""
-    s = STAGES
-    theta = 1 + jnp.asarray(rule.nodes) * ratio
-    powers = theta[:, None] ** jnp.arange(s + 1)
-    coefficients = (powers @ jnp.asarray(rule.inverse_vandermonde))[:, 1:]
-    guess = jnp.tensordot(coefficients, increments, axes=1) - increments[-1]
-    return jnp.where((ratio > 0) & (ratio <= 2.5), guess, 0.0)
+def _root_mean_square(x: Array) -> Array:
+    return jnp.sqrt(jnp.mean(x**2)) if x.size else jnp.zeros((), x.dtype)
 
 
-def _factor(error: Array, plausible: Array, iterations: Array) -> Array:
-    safety = 0.9 * (2 * MOST_NEWTON_STEPS + 1) / (2 * MOST_NEWTON_STEPS + iterations)
-    factor = safety * jnp.where(error > 0, error, 1e-10) ** (-1.0 / (STAGES + 1))
-    factor = jnp.clip(jnp.where(jnp.isfinite(factor), factor, 0.2), 0.2, 8.0)
-    return jax.lax.stop_gradient(jnp.where(plausible, factor, 0.25))
+def _dense(linear: Callable[[Array], Array], like: Array) -> Array:
+    """The matrix of a linear map of arrays shaped ``like``."""
+    basis = jnp.eye(like.size, dtype=like.dtype).reshape(-1, *like.shape)
+    return jax.vmap(lambda x: linear(x).reshape(-1), out_axes=1)(basis)
 
 
-def _size(covariance: Array) -> Array:
-    return jnp.max(jnp.abs(covariance), initial=0.0)
+def _solve_symmetric(apply, right, precondition, scale) -> Array:
+    symmetric = symmetric_part(right)
+    start = precondition(symmetric) / scale
+
+    def operator(x: Array) -> Array:
+        return (precondition(apply(x.reshape(right.shape) * scale)) / scale).reshape(-1)
+
+    goal = TANGENT_ACCURACY * jnp.sqrt(jnp.sum(start**2))
+    found = minimal_residual(operator, start.reshape(-1), goal, basis=KRYLOV_BASIS, most_iterations=TANGENT_ITERATIONS)
+    # The flow sees the symmetric part only; on the rest the operator is the identity.
+    return symmetric_part(found.solution.reshape(right.shape) * scale) + (right - symmetric)
 
 
-def _nearly_semidefinite(covariance: Array, tolerance: Array) -> Array:
-    """Whether the correlation matrix has no eigenvalue below −tolerance, by a Cholesky factorisation."""
-    diagonal = jnp.diagonal(covariance)
-    deviations = jnp.sqrt(jnp.maximum(diagonal, 1e-6 * jnp.max(diagonal, initial=0.0)))
-    deviations = jnp.where(deviations > 0, deviations, 1.0)
-    scaled = jax.lax.stop_gradient(covariance / deviations[:, None] / deviations[None, :])
-    shifted = scaled + tolerance * jnp.eye(covariance.shape[0])
-    return jnp.all(jnp.isfinite(jnp.linalg.cholesky(shifted))) if covariance.size else jnp.ones((), bool)
+def _solve_linearised(matvec, right: _Stages, precondition, scale) -> _Stages:
+    still = jnp.zeros_like(right.mean)
+    covariance = _solve_symmetric(lambda x: matvec(_Stages(x, still)).covariance, right.covariance, precondition, scale)
+    coupling = matvec(_Stages(covariance, still)).mean
+    fixed = jnp.zeros_like(right.covariance)
+    system = _dense(lambda x: matvec(_Stages(fixed, x)).mean, right.mean)
+    mean = jnp.linalg.solve(system, (right.mean - coupling).reshape(-1))
+    return _Stages(covariance, mean.reshape(right.mean.shape))
+
+
+def _solve_transposed(vecmat, right: _Stages, precondition, scale) -> _Stages:
+    fixed, still = jnp.zeros_like(right.covariance), jnp.zeros_like(right.mean)
+    system = _dense(lambda x: vecmat(_Stages(fixed, x)).mean, right.mean)
+    mean = jnp.linalg.solve(system, right.mean.reshape(-1)).reshape(right.mean.shape)
+    coupling = vecmat(_Stages(fixed, mean)).covariance
+    backward = lambda x: precondition(x, transposed=True)
+    apply = lambda x: vecmat(_Stages(x, still)).covariance
+    covariance = _solve_symmetric(apply, right.covariance - coupling, backward, 1.0 / scale)
+    return _Stages(covariance, mean)
+
+
+def _estimate(
+    field: _Field,
+    c: _State,
+    h: Array,
+    stages: _Stages,
+    spectral: Spectral,
+    rtol: Array,
+    atol: Array,
+    always_moves: bool,
+) -> tuple[Array, Array]:
+    """Scaled difference from the embedded method of order s, filtered by (I - hγJ)⁻¹ (Hairer and Wanner, IV.8)."""
+    mean, covariance, shift = c.mean, c.covariance, h * METHOD.error_start
+    end = c.mean + stages.mean[-1], c.covariance + stages.covariance[-1]
+    variances = jnp.maximum(*(jnp.abs(jnp.diagonal(x)) for x in (covariance, end[1])))
+    weights = _weights(jnp.maximum(jnp.abs(mean), jnp.abs(end[0])), variances, rtol, atol, c.peak)
+    scale = jnp.where(weights.covariance > 0, weights.covariance, 1.0)
+
+    def of_covariance() -> tuple[Array, Array]:
+        rate, push = jax.linearize(lambda x: field.covariance_rate(c.t, x), covariance)
+        raw = shift * rate + _mix(METHOD.error_stages, stages.covariance)
+
+        def operator(x: Array) -> Array:
+            x = x.reshape(raw.shape) * scale
+            return (solve_shifted(spectral, shift, x - shift * push(x)) / scale).reshape(-1)
+
+        start = (solve_shifted(spectral, shift, raw) / scale).reshape(-1)
+        goal = 0.1 * jnp.sqrt(jnp.sum(start**2))
+        found = minimal_residual(operator, start, goal, basis=ESTIMATE_BASIS, most_iterations=ESTIMATE_BASIS)
+        return scaled_error(found.solution.reshape(raw.shape) * scale, weights.covariance), 1 + found.iterations
+
+    def of_mean() -> Array:
+        matrix = jnp.eye(mean.shape[0], dtype=mean.dtype) - shift * field.mean_matrix(c.t, covariance)
+        raw = shift * field.mean_rate(c.t, covariance, mean) + _mix(METHOD.error_stages, stages.mean)
+        return scaled_error(jnp.linalg.solve(matrix, raw), weights.mean)
+
+    error, evaluations = of_covariance()
+    if always_moves:
+        return jnp.maximum(error, of_mean()), evaluations
+    moves = jnp.any(mean != 0) | jnp.any(stages.mean != 0)
+    return jnp.maximum(error, jax.lax.cond(moves, of_mean, lambda: jnp.zeros_like(error))), evaluations
+
+
+def _without_derivatives(function: Callable[[], Any]) -> Any:
+    """The value of ``function()``, cut off from the derivatives of everything it closes over."""
+    pure, closed_over = jax.closure_convert(function)
+    return pure(*jax.lax.stop_gradient(closed_over))
+
+
+def _next_step(c: _State, h: Array, error: Array, plausible: Array, *, coarse: bool) -> Array:
+    power = 1.0 / (METHOD.stage_order + 1)
+    safe = jnp.where(error > 0, error, 1e-20)
+    factor = SAFETY * safe**-power
+    # Gustafsson's predictive rule: the error of the last step says how fast the error coefficient changes.
+    trend = jnp.where(c.last_h > 0, h / jnp.where(c.last_h > 0, c.last_h, 1.0), 1.0)
+    predicted = SAFETY * trend * (jnp.maximum(c.last_error, 1e-2) / safe**2) ** power
+    predictive = (c.last_h > 0) & (error <= 1.0)
+    factor = jnp.where(predictive, jnp.minimum(factor, predicted), factor)
+    factor = jnp.where(jnp.isfinite(error), jnp.clip(factor, SHRINK, GROW), SHRINK)
+    if coarse:  # as in the explicit step rule: pieces that a reverse pass computes again must take the same steps
+        factor = 2 ** (jnp.floor(4 * jnp.log2(factor)) / 4)
+    factor = jnp.where(c.rejected_in_a_row > 0, jnp.minimum(factor, 1.0), factor)
+    return h * jnp.where(plausible, factor, AFTER_FAILED_SOLVE)
+
+
+def _save(c: _State, stages: _Stages, h, t_new, state, ts, due, kind):
+    n = ts.shape[0]
+    if n == 0:
+        return c.saved
+
+    def at(i):
+        t = ts[jnp.minimum(i, n - 1)]
+        values = METHOD.lagrange(((t - c.t) / h)[None])[0]
+        ends = t == t_new
+        mean = c.mean + _mix(values, stages.mean)
+        covariance = c.covariance + symmetric_part(_mix(values, stages.covariance))
+        return jnp.where(ends, state[0], mean), jnp.where(ends, state[1], covariance)
+
+    def one(carry):
+        i, (means, covariances) = carry
+        mean, covariance = at(i)
+        return i + 1, (means.at[i].set(mean), covariances.at[i].set(covariance))
+
+    if n == 1:
+        now = due > c.next_save
+        mean, covariance = at(0)
+        return jnp.where(now, mean[None], c.saved[0]), jnp.where(now, covariance[None], c.saved[1])
+    return bounded_loop(lambda x: x[0] < due, one, (c.next_save, c.saved), n, kind, buffers=lambda x: x[1])[1]

@@ -26,8 +26,8 @@ class SoftmaxAttention(MeanFieldLayer):
         shape (d, d), or (heads, d, d), or a scalar c meaning c times the identity.
     """
 
-    B: Float[Array, ...]
-    V: Float[Array, ...]
+    B: Float[Array, "*_"]
+    V: Float[Array, "*_"]
 
     def __init__(self, B: Any = 0.0, V: Any = 0.0):
         self.B, self.V = as_heads(B, "B"), as_heads(V, "V")

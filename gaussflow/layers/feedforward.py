@@ -23,7 +23,7 @@ class AffineFeedForward(MeanFieldLayer):
         shape (d,); None means no bias.
     """
 
-    A: Float[Array, ...]
+    A: Float[Array, "*_"]
     b: Float[Array, "*batch d"] | None
 
     def __init__(self, A: Any = 0.0, b: Any = None):

@@ -87,9 +87,9 @@ class Parameters(MeanFieldLayer):
         for shapes that do not fit together, NaN, infinite or complex entries, or a scalar b.
     """
 
-    A: Float[Array, ...]
-    B: Float[Array, ...]
-    V: Float[Array, ...]
+    A: Float[Array, "*_"]
+    B: Float[Array, "*_"]
+    V: Float[Array, "*_"]
     b: Float[Array, "*batch d"] | None
 
     def __init__(self, A: Any = 0.0, B: Any = 0.0, V: Any = 0.0, b: Any = None):
