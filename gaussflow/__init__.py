@@ -58,7 +58,7 @@ _HOMES = {
 }
 _MODULES = ("metrics", "plotting")
 
-__all__ = sorted([*_HOMES, *_MODULES, "__version__"])  # noqa: PLE0605
+__all__ = sorted([*_HOMES, *_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""More than 200 random problems with V = vI: the integrator against the closed form, states to 1e-7, blow-up times to 1e-8."""
+"""203 random problems with V = vI, integrated against the closed form: states to 1e-7, blow-up times to 1e-8."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,8 @@ def test_integrated_against_exact(shape):
         else:
             blow_ups += 1
             assert abs(float(integrated.blow_up.time) / float(exact.blow_up.time) - 1) < 1e-8
-            assert abs(float(integrated.blow_up.time) - float(exact.blow_up.time)) < 50 * float(integrated.blow_up.error)
+            off = abs(float(integrated.blow_up.time) - float(exact.blow_up.time))
+            assert off < 50 * float(integrated.blow_up.error)
             one, other = exact.blow_up.directions, integrated.blow_up.directions
             assert one.shape == other.shape
             assert np.allclose(np.linalg.svd(one.T @ other, compute_uv=False), 1.0, atol=1e-6)
