@@ -11,7 +11,6 @@ from gaussflow.errors import NumericalFailure
 from gaussflow.linalg import (
     asymmetry,
     factor_of_covariance,
-    frobenius_norm,
     numerical_rank_of_factor,
     solve_lyapunov,
     spectral_abscissa,
@@ -24,6 +23,7 @@ def of_numpy(function):
 
 
 gram, row_norms = of_numpy(linalg.gram), of_numpy(linalg.row_norms)
+frobenius_norm = of_numpy(linalg.frobenius_norm)
 psd_sqrt, polar_factor = of_numpy(linalg.psd_sqrt), of_numpy(linalg.polar_factor)
 pseudo_inverse = of_numpy(linalg.pseudo_inverse)
 

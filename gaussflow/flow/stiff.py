@@ -43,8 +43,8 @@ TANGENT_ACCURACY, TANGENT_ITERATIONS = 1e-11, 96
 """Relative accuracy, and most Krylov iterations, of the linear systems behind derivatives."""
 ABSOLUTE_FLOOR = 1e-2
 """Least ``atol`` over ``rtol``: a direction that decays is followed to a hundredth of the largest, then let go."""
-RESOLVED = 1e-10
-"""Share of the largest variance so far below which a collapsing covariance counts as collapsed."""
+RESOLVED = 1e-200
+"""Share of the largest variance so far below which a collapsing covariance counts as collapsed: near underflow."""
 IMPLAUSIBLE = 1e-3
 """Negative part of a covariance, relative to the variances, that no error within the tolerance explains."""
 SAFETY, SHRINK, GROW = 0.9, 0.1, 8.0
@@ -117,9 +117,9 @@ def _centred(covariance: Array) -> Moments:
 
 def integrate_stiff(
     schedule: Schedule,
-    mean: Array,
-    covariance: Array,
-    ts: Array,
+    mean: Any,
+    covariance: Any,
+    ts: Any,
     t1: Any,
     *,
     t0: Any,
