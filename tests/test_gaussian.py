@@ -226,7 +226,7 @@ def test_derivative_through_samples(n):
 
 
 def test_statistics_of_draws():
-    """100 000 draws: an entry of the sample covariance has standard error √(Σii Σjj + Σij²)/√n; six of them are allowed."""
+    """An entry of the sample covariance has standard error √(Σii Σjj + Σij²)/√n; six of them are allowed."""
     rng = np.random.default_rng(6)
     S, mean, n = covariance_of(rng), rng.normal(size=D), 100_000
     x = np.asarray(gf.Gaussian(mean, S).sample(jax.random.PRNGKey(0), n))
@@ -268,7 +268,7 @@ def test_vmap_of_the_constructor():
     assert ranks == one_by_one == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+@pytest.mark.parametrize("scale", [1e-280, 1.0, 1e280])
 def test_traced_construction_agrees_with_the_concrete_one(scale):
     units = np.array([1e-9, 1.0, 1e6])
     S = scale * np.outer(units, units) * (np.eye(D) + 0.5)

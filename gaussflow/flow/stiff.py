@@ -25,7 +25,7 @@ from gaussflow.flow.run import Run, Status
 from gaussflow.flow.runge_kutta import first_step_size, scaled_error
 from gaussflow.gaussian import Moments
 from gaussflow.layers.schedule import Schedule
-from gaussflow.linalg import symmetric_part
+from gaussflow.linalg import symmetric_part, transpose
 
 METHOD = radau(7)
 """Order 13 at the end of a step, 7 within. Few, large steps: at small d it is their number that costs."""
@@ -147,8 +147,8 @@ def integrate_stiff(
     rtol, atol:
         one step's error in entry (i, j) of Σ is compared with rtol √(Σᵢᵢ Σⱼⱼ) + atol maxₖ Σₖₖ, in the mean with
         rtol (|μᵢ| + √Σᵢᵢ) + atol (maxₖ √Σₖₖ + maxₖ |μₖ|). ``atol`` is taken as at least a hundredth of ``rtol``, and
-        the maxima as at least 1e-10 of their largest values so far: neither a fast direction that has decayed nor a
-        covariance that collapses to a point must hold the steps down.
+        the maxima as at least 1e-200 of their largest values so far: a fast direction that has decayed must not hold
+        the steps down, and a covariance that collapses to a point is followed in relative terms, down to underflow.
     step:
         take fixed steps of this size instead (the last one before an edge or the end is cut to land on it).
     stop:
@@ -425,7 +425,7 @@ def _solve_step(
     ahead = METHOD.lagrange(fixed(1.0 + ratio * METHOD.nodes))
     # Extrapolation amplifies the error of the last polynomial; where that spoils the guess, start from rest.
     amplified = rtol * jnp.max(jnp.sum(jnp.abs(ahead), axis=1))
-    guess = symmetric_part(_mix(ahead, c.increments) - c.increments[-1])
+    guess = _mirrored(_mix(ahead, c.increments) - c.increments[-1])
     guess = jnp.where((ratio > 0) & (amplified < MOST_AMPLIFIED), guess, 0.0)
     unknown = _Stages(fixed(guess), jnp.zeros((METHOD.stages, c.mean.shape[0]), guess.dtype))
     stages, effort = jax.lax.custom_root(problem.residual, unknown, solve, tangent_solve, has_aux=True)
@@ -471,7 +471,7 @@ def _newton(problem: _StageProblem, guess: Array, precondition, scales: _Stages,
         goal = jnp.where(done, jnp.inf, share * length * jnp.maximum(enough, forcing * size))
         right = (defect / scales.covariance).reshape(-1)
         change = minimal_residual(operator, right, goal, basis=KRYLOV_BASIS, most_iterations=KRYLOV_BASIS)
-        increments = c.increments - symmetric_part(change.solution.reshape(guess.shape) * scales.covariance)
+        increments = _mirrored(c.increments - change.solution.reshape(guess.shape) * scales.covariance)
         return _Newton(
             jnp.where(done, c.increments, increments),
             size,
@@ -488,6 +488,15 @@ def _newton(problem: _StageProblem, guess: Array, precondition, scales: _Stages,
     zero, one = jnp.zeros((), int), jnp.ones((), guess.dtype)
     end = jax.lax.while_loop(going, body, _Newton(guess, one, one, zero, zero, jnp.zeros((), bool)))
     return end.increments, _Effort(end.done.astype(guess.dtype), end.evaluations.astype(guess.dtype))
+
+
+def _mirrored(x: Array) -> Array:
+    """x, symmetric up to rounding, with its upper triangle in place of the lower one: exactly symmetric.
+
+    A mean of x and its transpose would not be: where a product is fused into the sum, only one of the two is rounded.
+    """
+    index = jnp.arange(x.shape[-1])
+    return jnp.where(index[:, None] <= index, x, transpose(x))
 
 
 def _root_mean_square(x: Array) -> Array:
@@ -608,7 +617,7 @@ def _save(c: _State, stages: _Stages, h, t_new, state, ts, due, kind):
         values = METHOD.lagrange(((t - c.t) / h)[None])[0]
         ends = t == t_new
         mean = c.mean + _mix(values, stages.mean)
-        covariance = c.covariance + symmetric_part(_mix(values, stages.covariance))
+        covariance = c.covariance + _mirrored(_mix(values, stages.covariance))
         return jnp.where(ends, state[0], mean), jnp.where(ends, state[1], covariance)
 
     def one(carry):

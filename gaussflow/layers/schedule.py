@@ -117,9 +117,9 @@ class PiecewiseConstant(Schedule):
 class _Structure(eqx.Module):
     """A bare Python function as part of the structure of a pytree: equal only to itself, and no leaf."""
 
-    function: Callable[[Any], MeanFieldLayer] = eqx.field(static=True)
+    function: Callable[[Any], Any] = eqx.field(static=True)
 
-    def __call__(self, t: Any) -> MeanFieldLayer:
+    def __call__(self, t: Any) -> Any:
         return self.function(t)
 
 
@@ -159,8 +159,8 @@ class TimeVarying(Schedule):
                 "function", got=f"one that returns {type(layer).__name__}", wanted="one returning a layer"
             )
 
-    def _shape(self) -> MeanFieldLayer:
-        """The layer without its numbers."""
+    def _shape(self) -> Any:
+        """What the function returns, without its numbers."""
         try:
             return eqx.filter_eval_shape(self.function, jnp.zeros((), self.jumps.dtype))
         except jax.errors.ConcretizationTypeError:

@@ -16,7 +16,7 @@ from gaussflow.layers.attention import SoftmaxAttention
 from gaussflow.layers.feedforward import AffineFeedForward
 from gaussflow.layers.parameters import Block, Parameters
 
-Item = TypeVar("Item", bound=eqx.Module)
+Item = TypeVar("Item")
 
 
 def stack(items: Sequence[Item]) -> Item:

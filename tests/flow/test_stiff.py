@@ -110,7 +110,7 @@ def test_preconditioner_solves_the_lyapunov_collocation_system(kind):
     h = 0.7
     lyapunov = np.kron(N, np.eye(4)) + np.kron(np.eye(4), N)
     system = np.eye(7 * 16) - h * np.kron(stiff.METHOD.matrix, lyapunov)
-    tolerance = 1e-11 if kind == "plain" else 1e-5
+    tolerance = 1e-11 if kind == "plain" else 1e-3  # of a nearby matrix
     for transposed in (False, True):
         matrix = system.T if transposed else system
         found = solve_stages(stiff.METHOD, diagonalise(jnp.asarray(N)), jnp.asarray(h), right, transposed=transposed)
@@ -161,7 +161,7 @@ def test_save_times_against_scipy():
     for rtol in (1e-5, 1e-9):
         result = run(SWIRL, MEAN, COVARIANCE, ts, 3.0, rtol=rtol)
         assert result.status == Status.REACHED_END
-        assert result.count == len(ts)
+        assert result.reached == len(ts)
         assert close(result.saved[0], means[index], 5 * rtol)
         assert close(result.saved[1], covariances[index], 5 * rtol)
         assert np.array_equal(result.saved[1], np.swapaxes(result.saved[1], 1, 2))
@@ -232,9 +232,9 @@ def test_long_horizon_of_a_collapse():
     layers = gf.Parameters(A=case["A"], B=case["B"], V=case["V"], b=np.zeros(1))
     result = run(layers, np.zeros(1), np.array(case["S0"]), np.array([12.0, 1e8]), 1e8)
     assert result.status == Status.REACHED_END
-    assert result.steps < 150
-    np.testing.assert_allclose(result.saved[1][0], case["S_T"], rtol=1e-3)
-    assert abs(result.state[1][0, 0]) < 1e-14
+    assert result.steps < 1000
+    np.testing.assert_allclose(result.saved[1][0], case["S_T"], rtol=1e-8)
+    assert abs(result.state[1][0, 0]) < 1e-200
 
 
 def test_lanes_of_vmap_are_single_runs():
@@ -283,12 +283,12 @@ def test_derivatives_against_finite_differences():
 
 def test_stop_and_running_out_of_steps():
     growing = gf.Parameters(A=[[1.0, 0.1], [0.0, 1.0]], V=np.eye(2), B=np.eye(2), b=np.zeros(2))
-    ts = np.array([0.1, 0.2, 5.0, 5.0])
+    ts = np.array([0.01, 0.1, 5.0, 5.0])
     stopping = jax.jit(lambda: integrate(growing, MEAN, COVARIANCE, ts, 5.0, stop=lambda t, S: jnp.trace(S) > 100.0))
     result = stopping()
     assert result.status == Status.GREW
     assert 100.0 < np.trace(result.state[1]) < 1e6
-    assert result.count == 2
+    assert result.reached == 2
     assert np.array_equal(result.saved[1][3], result.saved[1][1])
     short = run(SWIRL, MEAN, COVARIANCE, np.linspace(0.0, 3.0, 7), 3.0, max_steps=3)
     assert short.status == Status.OUT_OF_STEPS
