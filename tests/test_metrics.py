@@ -282,6 +282,17 @@ def test_transport_between_orthogonal_lines():
         assert np.allclose(np.abs(G), 2 * np.outer(e[1], e[0]), atol=1e-14)
 
 
+def test_transport_between_planes_that_share_a_line():
+    """Directions that do not see each other are matched with each other, not with the columns that carry nothing."""
+    rng = rng_for("planes")
+    for _ in range(5):
+        basis, spread_1, spread_2 = orthogonal(rng), *rng.uniform(0.5, 2, (2, 2))
+        L1 = np.pad(basis[:, [0, 1]] * spread_1, ((0, 0), (0, 1))) @ orthogonal(rng)
+        L2 = np.pad(basis[:, [0, 2]] * spread_2, ((0, 0), (0, 1))) @ orthogonal(rng)
+        G = np.asarray(carry(L1, L2))
+        assert np.allclose(G @ L1 @ L1.T @ G.T, L2 @ L2.T, atol=1e-13)
+
+
 def test_transport_within_a_plane_is_symmetric():
     rng = rng_for("plane")
     basis = orthogonal(rng)[:, :2]
