@@ -1,6 +1,7 @@
 """The implicit integrator: order, accuracy, stiffness, long horizons, schedules, derivatives, and honest failures."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -35,7 +36,7 @@ def integrate(layers, mean, covariance, ts, t1, *, t0=0.0, rtol=1e-9, **options)
     return integrate_stiff(as_schedule(layers), *start, ts, t1, t0=t0, rtol=rtol, atol=1e-6 * rtol, **options)
 
 
-@jax.jit
+@partial(jax.jit, static_argnames="max_steps")
 def run(layers, mean, covariance, ts, t1, t0=0.0, rtol=1e-9, max_steps=4096):
     return integrate(layers, mean, covariance, ts, t1, t0=t0, rtol=rtol, max_steps=max_steps)
 
