@@ -220,9 +220,11 @@ def _run_concrete(
             return before(found, error, form)
         can_blow_up = False
 
-    saved = attempt(form, ts, watch=can_blow_up, detect=auto)
+    # The implicit form works on Σ and drifts off a rank-deficient start where that is transversally unstable.
+    may_turn_stiff = auto and start.rank == start.dim
+    saved = attempt(form, ts, watch=can_blow_up, detect=may_turn_stiff)
     status = int(np.asarray(saved.run.status))
-    if auto and status in (Status.STIFF, Status.OUT_OF_STEPS):
+    if may_turn_stiff and status in (Status.STIFF, Status.OUT_OF_STEPS):
         implicit = attempt("stiff", ts, watch=can_blow_up) if _autonomous(arrays, rest, problem.t0) else None
         if implicit is not None and int(np.asarray(implicit.run.status)) in (Status.REACHED_END, Status.GREW):
             form, saved = "stiff", implicit
@@ -248,8 +250,8 @@ def _run_concrete(
         return before(found, error, form)
     if status == Status.GREW:
         # It grows, but not to infinity before t1: integrate again without the watch.
-        saved = attempt(form, ts, watch=False, detect=auto)
-        if auto and int(np.asarray(saved.run.status)) == Status.STIFF:
+        saved = attempt(form, ts, watch=False, detect=may_turn_stiff)
+        if may_turn_stiff and int(np.asarray(saved.run.status)) == Status.STIFF:
             implicit = attempt("stiff", ts, watch=False)
             if int(np.asarray(implicit.run.status)) == Status.REACHED_END:
                 form, saved = "stiff", implicit
